@@ -1,0 +1,452 @@
+"""What must hold in a draft's config.json, as one table; `evaluate` turns a mapping into verdicts.
+
+A rule whose fields are already known to be wrong is skipped: one fault gives one failing verdict, not a dozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from k3dspark.checkpoint.fields import (
+    FIELDS,
+    ROPE_FIELDS,
+    Field,
+    describe,
+    rope_parameters,
+    stated_causality,
+    value_of,
+)
+from k3dspark.errors import BadInput
+
+Severity = Literal["error", "warning"]
+Status = Literal["pass", "fail", "warn", "skip"]
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that must hold. `fields` are what it reads, the first being the one a failure is blamed on.
+
+    `check` returns what was found instead, or None when the rule holds; it runs only when `applies` and when every
+    field it reads is well-formed. `blame` names another of the fields where the config itself tells which is wrong.
+    """
+
+    id: str
+    fields: tuple[str, ...]
+    must: str
+    consequence: str
+    remedy: str
+    check: Callable[[Config], str | None]
+    severity: Severity = "error"
+    applies: Callable[[Config], bool] = lambda config: True
+    blame: Callable[[Config], str] | None = None
+
+    @property
+    def field(self) -> str:
+        return self.fields[0]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one rule came out; `found` says what was there when it did not hold, or why it was skipped."""
+
+    rule: Rule
+    status: Status
+    found: str = ""
+    field: str = ""
+
+
+def evaluate(config: Config) -> tuple[Verdict, ...]:
+    """Every rule with its verdict, in table order. Never raises, whatever the values are."""
+    bad: set[str] = set()
+    verdicts = []
+    for rule in RULES:
+        broken = [name for name in rule.fields if name in bad]
+        if broken:
+            verdicts.append(Verdict(rule, "skip", f"{broken[0]} is already wrong", rule.field))
+        elif not rule.applies(config):
+            verdicts.append(Verdict(rule, "skip", "does not apply to this config", rule.field))
+        elif (found := rule.check(config)) is None:
+            verdicts.append(Verdict(rule, "pass", field=rule.field))
+        else:
+            field = rule.blame(config) if rule.blame else rule.field
+            verdicts.append(Verdict(rule, "fail" if rule.severity == "error" else "warn", found, field))
+            if rule.severity == "error":
+                bad.add(field)
+    return tuple(verdicts)
+
+
+def require(config: Config, source: str = "config") -> None:
+    """Raise `BadInput` for the first rule that fails; warnings pass."""
+    for verdict in evaluate(config):
+        if verdict.status == "fail":
+            raise BadInput(*explain(verdict, source))
+
+
+def explain(verdict: Verdict, source: str) -> tuple[str, str, str]:
+    """(what, why, remedy) of a verdict that did not hold."""
+    rule = verdict.rule
+    return f"{source}: {verdict.field}: {verdict.found}", f"{rule.must}; {rule.consequence}", rule.remedy
+
+
+def _kind_rules() -> Iterator[Rule]:
+    for field in FIELDS:
+        yield Rule(
+            id=f"kind.{field.name}",
+            fields=(field.name,),
+            must=f"it must be {field.must()}",
+            consequence="without it the draft network cannot be built as it was trained",
+            remedy="take config.json again from where the weights came from",
+            check=_kind_check(field, lambda config: config),
+        )
+    for field in ROPE_FIELDS:
+        yield Rule(
+            id=f"kind.rope_parameters.{field.name}",
+            fields=(f"rope_parameters.{field.name}", "rope_parameters", "rope_scaling"),
+            must=f"it must be {field.must()}",
+            consequence="positions would be rotated otherwise than in training",
+            remedy="take the rope_parameters block again from where the weights came from",
+            check=_kind_check(field, rope_parameters),
+        )
+
+
+def _kind_check(field: Field, scope: Callable[[Config], Config]) -> Callable[[Config], str | None]:
+    def check(config: Config) -> str | None:
+        value = scope(config).get(field.name)
+        # Absent and null are one for a field with a default: transformers writes null for what was never set.
+        if value is None:
+            return None if not field.required else "it is missing" if field.name not in scope(config) else "it is null"
+        return field.wrong(value)
+
+    return check
+
+
+def _yarn(config: Config) -> bool:
+    return rope_parameters(config).get("rope_type") == "yarn"
+
+
+def _get(config: Config, *names: str) -> list[Any]:
+    return [value_of(config, name) for name in names]
+
+
+def _theta_stated(config: Config) -> str | None:
+    return "it is stated nowhere" if value_of(config, "rope_theta") is None else None
+
+
+def _theta_agrees(config: Config) -> str | None:
+    outer, inner = config.get("rope_theta"), rope_parameters(config)["rope_theta"]
+    if outer is None or outer == inner:
+        return None
+    return f"it is {describe(outer)}, but rope_parameters.rope_theta is {describe(inner)}"
+
+
+def _yarn_has(name: str) -> Callable[[Config], str | None]:
+    return lambda config: "it is missing" if rope_parameters(config).get(name) is None else None
+
+
+def _product(config: Config) -> str | None:
+    factor, original, longest = _get(
+        config,
+        "rope_parameters.factor",
+        "rope_parameters.original_max_position_embeddings",
+        "max_position_embeddings",
+    )
+    if factor * original == longest:
+        return None
+    return f"{factor:g} × {original} = {factor * original:.0f}, but max_position_embeddings is {longest}"
+
+
+def _product_blame(config: Config) -> str:
+    """The one of the three that differs from the published draft, when the other two do not."""
+    different = [name for name, published in _PUBLISHED_WINDOW.items() if value_of(config, name) != published]
+    return different[0] if len(different) == 1 else "rope_parameters.factor"
+
+
+def _betas(config: Config) -> str | None:
+    fast, slow = _get(config, "rope_parameters.beta_fast", "rope_parameters.beta_slow")
+    fast, slow = 32.0 if fast is None else fast, 1.0 if slow is None else slow
+    return None if fast > slow else f"it is {fast:g}, and beta_slow is {slow:g}"
+
+
+def _taps_sorted(config: Config) -> str | None:
+    ids = config["target_layer_ids"]
+    return None if ids == sorted(ids) else f"it is {describe(ids)}"
+
+
+def _taps_distinct(config: Config) -> str | None:
+    ids = config["target_layer_ids"]
+    doubled = sorted({i for i in ids if ids.count(i) > 1}) if len(ids) <= 1024 else []
+    return f"layer {doubled[0]} stands there more than once" if doubled else None
+
+
+def _taps_in_range(config: Config) -> str | None:
+    ids, layers = config["target_layer_ids"], config["target_num_hidden_layers"]
+    outside = [i for i in ids if i >= layers]
+    return f"layer {outside[0]} does not exist in a target of {layers} layers" if outside else None
+
+
+def _taps_counted(config: Config) -> str | None:
+    ids, count = config["target_layer_ids"], value_of(config, "num_target_layers")
+    return None if len(ids) == count else f"it has {len(ids)} layers, but num_target_layers is {count}"
+
+
+def _kv_heads(config: Config) -> str | None:
+    heads, kv = _get(config, "num_attention_heads", "num_key_value_heads")
+    return None if heads == kv else f"it is {kv}, and num_attention_heads is {heads}"
+
+
+def _even(config: Config) -> str | None:
+    width = config["qk_rope_head_dim"]
+    return None if width % 2 == 0 else f"it is {width}"
+
+
+def _in_vocabulary(name: str) -> Callable[[Config], str | None]:
+    def check(config: Config) -> str | None:
+        value, vocabulary = config.get(name), config["vocab_size"]
+        outside = [i for i in (value if isinstance(value, list) else [value]) if i is not None and i >= vocabulary]
+        return f"it is {outside[0]}, but vocab_size is {vocabulary}" if outside else None
+
+    return check
+
+
+def _mask_is_own(config: Config) -> str | None:
+    mask = config["mask_token_id"]
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = config.get(name)
+        if value is not None and mask in (value if isinstance(value, list) else [value]):
+            return f"it is {mask}, the same as {name}"
+    return None
+
+
+def _mask_agrees(config: Config) -> str | None:
+    inner = (config.get("dflash_config") or {}).get("mask_token_id")
+    mask = config["mask_token_id"]
+    return None if inner is None or inner == mask else f"it is {mask}, but dflash_config.mask_token_id is {inner}"
+
+
+def _draft_vocabulary(config: Config) -> str | None:
+    draft, whole = _get(config, "draft_vocab_size", "vocab_size")
+    return None if draft <= whole else f"it is {draft}, but vocab_size is {whole}"
+
+
+def _dtype_agrees(config: Config) -> str | None:
+    old, new = config.get("torch_dtype"), config.get("dtype")
+    return f"it is {old}, but dtype is {new}" if old and new and old != new else None
+
+
+def _off(name: str) -> Callable[[Config], str | None]:
+    return lambda config: "it is true" if config.get(name) else None
+
+
+def _shared(config: Config) -> str | None:
+    own, target = config["hidden_size"], config["target_hidden_size"]
+    return None if own == target else f"hidden_size is {own}, but target_hidden_size is {target}"
+
+
+def _causality_stated(config: Config) -> str | None:
+    if config["num_hidden_layers"] == 5 or stated_causality(config) is not None:
+        return None
+    return "it is not stated; bidirectional is assumed"
+
+
+_PUBLISHED_WINDOW: Final = {
+    "rope_parameters.factor": 32.0,
+    "rope_parameters.original_max_position_embeddings": 32768,
+    "max_position_embeddings": 1048576,
+}
+
+_FROM_SOURCE: Final = "take config.json again from where the weights came from"
+
+RULES: Final[tuple[Rule, ...]] = (
+    *_kind_rules(),
+    Rule(
+        "heads.kv",
+        ("num_key_value_heads", "num_attention_heads"),
+        "it must equal num_attention_heads",
+        "MLA shares one latent among all heads and has no grouped keys; another value is another network",
+        _FROM_SOURCE,
+        _kv_heads,
+    ),
+    Rule(
+        "heads.rope_even",
+        ("qk_rope_head_dim",),
+        "it must be even",
+        "rotary positions turn pairs of numbers",
+        _FROM_SOURCE,
+        _even,
+    ),
+    Rule(
+        "mla.nope",
+        ("mla_use_nope",),
+        "it must be false",
+        "the draft rotates its positions; true is the target's variant, loads without complaint and loses acceptance",
+        "set it to false, as in the published config.json",
+        _off("mla_use_nope"),
+    ),
+    Rule(
+        "mla.output_gate",
+        ("mla_use_output_gate",),
+        "it must be false",
+        "the gate needs a g_proj tensor in each layer, which this kind of draft does not have",
+        "set it to false, as in the published config.json",
+        _off("mla_use_output_gate"),
+    ),
+    Rule(
+        "rope.theta_stated",
+        ("rope_theta", "rope_parameters", "rope_parameters.rope_theta"),
+        "it must be stated, there or in rope_parameters",
+        "a class default (10000) would rotate every position wrongly",
+        "add rope_theta; the published value is 50000.0",
+        _theta_stated,
+    ),
+    Rule(
+        "rope.theta_agrees",
+        ("rope_theta", "rope_parameters", "rope_parameters.rope_theta"),
+        "it must equal rope_parameters.rope_theta",
+        "engines read one or the other, and would rotate differently",
+        "give both the value that training used; the published value is 50000.0",
+        _theta_agrees,
+    ),
+    *(
+        Rule(
+            f"rope.yarn_{name}",
+            (f"rope_parameters.{name}", "rope_parameters", "rope_parameters.rope_type"),
+            "YaRN needs it",
+            consequence,
+            f"add it to rope_parameters; the published value is {published}",
+            _yarn_has(name),
+            applies=_yarn,
+        )
+        for name, published, consequence in (
+            ("factor", "32.0", "positions past the original length cannot be placed"),
+            ("original_max_position_embeddings", "32768", "the frequency bands cannot be placed"),
+            ("mscale", "1.0", "engines then disagree about the multiplier of the cos/sin table"),
+            (
+                "mscale_all_dim",
+                "1.0",
+                "generic code then takes 0: softmax scale 0.0722 instead of 0.1309, and it loads and runs, wrong",
+            ),
+        )
+    ),
+    Rule(
+        "rope.product",
+        (
+            "rope_parameters.factor",
+            "rope_parameters.original_max_position_embeddings",
+            "max_position_embeddings",
+            "rope_parameters",
+            "rope_parameters.rope_type",
+        ),
+        "factor × original_max_position_embeddings must equal max_position_embeddings",
+        "the frequencies would not be those of training, and acceptance falls with the length of the context",
+        "restore all three; published: 32.0 × 32768 = 1048576",
+        _product,
+        applies=_yarn,
+        blame=_product_blame,
+    ),
+    Rule(
+        "rope.betas",
+        ("rope_parameters.beta_fast", "rope_parameters.beta_slow", "rope_parameters", "rope_parameters.rope_type"),
+        "beta_fast must be above beta_slow",
+        "the ramp between the two frequency bands would run backwards",
+        "restore both; published: 32 and 1",
+        _betas,
+        applies=_yarn,
+    ),
+    Rule(
+        "taps.in_range",
+        ("target_layer_ids", "target_num_hidden_layers"),
+        "every layer must exist in the target (0-based)",
+        "there is no hidden state to take",
+        _FROM_SOURCE + "; do not add one to the ids, engines do that themselves where they need it",
+        _taps_in_range,
+    ),
+    Rule(
+        "taps.distinct",
+        ("target_layer_ids",),
+        "no layer may stand there twice",
+        "context_proj was trained on different layers; a doubled one feeds it the wrong state",
+        _FROM_SOURCE,
+        _taps_distinct,
+    ),
+    Rule(
+        "taps.sorted",
+        ("target_layer_ids",),
+        "the layers must ascend",
+        "taps are concatenated in ascending order; another order feeds every column block the wrong layer",
+        _FROM_SOURCE,
+        _taps_sorted,
+    ),
+    Rule(
+        "taps.count",
+        ("target_layer_ids", "num_target_layers"),
+        "it must hold num_target_layers layers",
+        "context_proj has one column block for each tap",
+        _FROM_SOURCE,
+        _taps_counted,
+    ),
+    *(
+        Rule(
+            f"ids.{name}",
+            (f"{name}_token_id", "vocab_size"),
+            "it must lie within the vocabulary",
+            "its embedding row does not exist",
+            _FROM_SOURCE,
+            _in_vocabulary(f"{name}_token_id"),
+        )
+        for name in ("mask", "bos", "eos", "pad")
+    ),
+    Rule(
+        "ids.mask_agrees",
+        ("mask_token_id", "dflash_config"),
+        "it must equal dflash_config.mask_token_id where that is stated",
+        "engines read one or the other, and slots after the first would see another token",
+        _FROM_SOURCE,
+        _mask_agrees,
+    ),
+    Rule(
+        "ids.mask_own",
+        ("mask_token_id", "bos_token_id", "eos_token_id", "pad_token_id"),
+        "it should be a token of its own",
+        "an id shared with a real token usually is a wrong id, and costs acceptance at every slot but the first",
+        "compare with the published config.json (163837)",
+        _mask_is_own,
+        severity="warning",
+    ),
+    Rule(
+        "vocabulary.draft",
+        ("draft_vocab_size", "vocab_size"),
+        "it must not exceed vocab_size",
+        "the draft would propose tokens that the target does not have",
+        _FROM_SOURCE,
+        _draft_vocabulary,
+    ),
+    Rule(
+        "dtype.agrees",
+        ("torch_dtype", "dtype"),
+        "it must equal dtype where both are stated",
+        "engines read one or the other",
+        "keep the one that the weights have",
+        _dtype_agrees,
+    ),
+    Rule(
+        "embeddings.shared",
+        ("share_target_embeddings", "hidden_size", "target_hidden_size"),
+        "sharing the target's embeddings needs equal widths",
+        "the target's embedding rows do not fit the draft's layers",
+        "store embed_tokens and lm_head with the draft instead",
+        _shared,
+        applies=lambda config: bool(config.get("share_target_embeddings")),
+    ),
+    Rule(
+        "block.causality_stated",
+        ("block_causal", "num_hidden_layers", "dflash_config", "full_attention_causal"),
+        "a draft of other than 5 layers should state it",
+        "the public 3-layer drafts are causal, and the wrong mask costs about a token of acceptance length",
+        "add block_causal to config.json as the model was trained",
+        _causality_stated,
+        severity="warning",
+    ),
+)

@@ -1,0 +1,31 @@
+"""What commands share when they print: JSON, tables, and text from files that must not drive a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def clean(text: str) -> str:
+    """Control characters and unprintable ones as \\x1b and the like."""
+    return "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def print_json(value: object, indent: int | None = 2) -> None:
+    """One JSON object on standard output, in ASCII where the output cannot take more."""
+    unicode_output = (sys.stdout.encoding or "").lower().startswith("utf")
+    text = json.dumps(value, ensure_ascii=not unicode_output, indent=indent, allow_nan=False)
+    # A file name that is no UTF-8 comes as lone surrogates, which cannot be printed.
+    print(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+
+
+def table(*columns: tuple[str, str]) -> Any:
+    """An empty rich table with (heading, justification) columns."""
+    from rich import box
+    from rich.table import Table
+
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading, justify in columns:
+        result.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return result

@@ -1,0 +1,56 @@
+"""The small modules every layer is made of: linear map, RMSNorm, SwiGLU."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from k3dspark.model.ops import PackedLinear, rms_norm
+
+
+class Linear(nn.Module):
+    """A bias-free linear map, weight [out, in]; after `pack`, inference uses the packed copy."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self._packed: PackedLinear | None = None
+
+    def pack(self) -> None:
+        self._packed = PackedLinear(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight) if self._packed is None else self._packed(x)
+
+
+class RMSNorm(nn.Module):
+    """Plain weight (not 1 + w), variance in fp32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class SwiGLU(nn.Module):
+    """down(SiLU(gate x) ⊙ up x). SiLU always: the target's SiTU is not the draft's (spec §A.4)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = Linear(width, inner)
+        self.up_proj = Linear(width, inner)
+        self.down_proj = Linear(inner, width)
+        self._gate_up: PackedLinear | None = None
+
+    def pack(self) -> None:
+        self._gate_up = PackedLinear(torch.cat([self.gate_proj.weight, self.up_proj.weight]))
+        self.down_proj.pack()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = (self.gate_proj(x), self.up_proj(x)) if self._gate_up is None else self._gate_up(x).chunk(2, -1)
+        return self.down_proj(F.silu(gate) * up)

@@ -1,0 +1,100 @@
+"""Attention whose result for a row never depends on how far the cache has grown or how rows were grouped.
+
+Keys lie in chunks of a fixed size. Every chunk is attended by a kernel call of one fixed shape per (chunk, key-value
+head), which also returns the log-sum-exp; chunks are merged in ascending order (Dao et al. 2023, FlashDecoding). A
+chunk that is wholly masked for a row has the weight exp(-1e30 - m) = 0 exactly, so it changes no bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+MASKED = -1e30  # finite, so that a wholly masked chunk yields no NaN
+
+
+class KeyValueCache:
+    """Keys and values of one sequence in fp32 chunks; `length` tokens are committed, rows beyond it are scratch.
+
+    Keys are stored rotated, as pairs (2i, 2i + 1) of the rotary embedding, so that `complex_keys` views them.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, chunk: int, device: torch.device) -> None:
+        self.length = 0
+        self.chunk = chunk
+        self._shape = (layers, kv_heads, head_dim)
+        self._device = device
+        self._chunks = 0
+        self.keys: tuple[torch.Tensor, ...] = ()  # per layer [chunks, kv_heads, chunk, head_dim]
+        self.values: tuple[torch.Tensor, ...] = ()
+        self.complex_keys: tuple[torch.Tensor, ...] = ()  # per layer [chunks, kv_heads, chunk, head_dim / 2]
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` tokens; growth at least doubles, so appending costs amortised constant time."""
+        wanted = -(-tokens // self.chunk)
+        if wanted <= self._chunks:
+            return
+        chunks = max(wanted, 2 * self._chunks)
+        layers, kv_heads, head_dim = self._shape
+        # Zeros, not empty memory: a masked NaN would still poison the weighted values (0 · NaN).
+        grown = torch.zeros(layers, 2, chunks, kv_heads, self.chunk, head_dim, device=self._device)
+        for layer in range(layers if self._chunks else 0):
+            grown[layer, 0, : self._chunks] = self.keys[layer]
+            grown[layer, 1, : self._chunks] = self.values[layer]
+        self._chunks = chunks
+        self.keys = grown[:, 0].unbind(0)
+        self.values = grown[:, 1].unbind(0)
+        self.complex_keys = tuple(torch.view_as_complex(k.unflatten(-1, (-1, 2))) for k in self.keys)
+
+
+def chunk_mask(limits: torch.Tensor, group: int, chunks: int, chunk: int) -> torch.Tensor:
+    """Additive mask [chunks, 1, rows * group, chunk]: row r of `limits` sees the keys 0..limits[r]."""
+    keys = torch.arange(chunks * chunk, device=limits.device)
+    hidden = (keys[None, :] > limits[:, None]).float() * MASKED  # [rows, chunks * chunk]
+    rows = limits.shape[0]
+    spread = hidden.view(rows, 1, chunks, chunk).expand(rows, group, chunks, chunk)
+    return spread.reshape(rows * group, chunks, chunk).transpose(0, 1).contiguous()[:, None]
+
+
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """queries [kv_heads, rows, head_dim] over keys and values [chunks, kv_heads, chunk, head_dim], all fp32.
+
+    Returns [rows, kv_heads, head_dim]. `mask` is as from `chunk_mask`; rows are token-major, the query heads of a
+    group within a token.
+    """
+    chunks = keys.shape[0]
+    out, lse = _attend_chunks(queries.expand(chunks, *queries.shape), keys, values, mask, scale)
+    out = out.transpose(1, 2)  # [chunks, rows, kv_heads, head_dim]
+    if chunks == 1:  # its weight would be exp(0) / exp(0)
+        return out[0]
+    # In float64, so that the last bit of a vectorised exponential cannot reach the result.
+    weights = torch.softmax(lse.transpose(1, 2).double(), 0).float().unsqueeze(-1)  # [chunks, rows, kv_heads, 1]
+    pieces, shares = out.unbind(0), weights.unbind(0)
+    merged = pieces[0] * shares[0]
+    for piece, share in zip(pieces[1:], shares[1:], strict=True):
+        merged += piece * share  # one by one: a reduction would order its terms by their number
+    return merged
+
+
+def _attend_chunks(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per chunk: outputs [chunks, kv_heads, rows, head_dim] and log-sum-exp [chunks, kv_heads, rows]."""
+    if queries.device.type == "cpu" and _FLASH is not None:
+        # It works through (chunk, head) independently: a chunk's bits do not depend on how many there are.
+        out, lse = _FLASH(queries, keys, values, 0.0, False, attn_mask=mask, scale=scale)
+        return out, lse
+    scores = torch.matmul(queries * scale, keys.transpose(-1, -2)) + mask
+    lse = scores.logsumexp(-1)
+    return torch.matmul((scores - lse.unsqueeze(-1)).exp(), values), lse
+
+
+def _flash() -> Any:
+    packet = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+    return None if packet is None else packet.default
+
+
+_FLASH = _flash()

@@ -1,0 +1,137 @@
+"""Opening a model directory as a `Target`, and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from k3dspark.errors import BadInput
+from k3dspark.target.llama import LlamaTarget
+from k3dspark.target.packed import native_bf16
+from k3dspark.target.protocol import Target
+from k3dspark.target.weights import load_llama, read_config, unsupported_reason
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from k3dspark.target.transformers_target import TransformersTarget
+
+DType = Literal["auto", "float32", "bfloat16"]
+Backend = Literal["auto", "lean", "transformers"]
+
+
+def open_target(
+    directory: str | Path,
+    dtype: DType = "auto",
+    tap_layer_ids: Sequence[int] = (),
+    exact: bool = True,
+    backend: Backend = "auto",
+    trust_remote_code: bool = False,
+) -> Target:
+    """The causal language model of a local directory (config.json and safetensors), ready to verify.
+
+    `dtype` "auto" is bfloat16 where this CPU multiplies it in hardware, else float32. `backend` "auto" takes the lean
+    forward for Llama, SmolLM2, Qwen2 and Qwen3 and transformers for everything else; only the lean one is exact
+    (`exact=True`: bitwise independent of how tokens are split into calls). `tap_layer_ids` are 0-based layers whose
+    raw output is tapped; the last layer can be tapped in the lean forward only, because transformers reports it
+    after the final norm.
+
+    Raises `BadInput` for an unknown directory, unreadable or foreign weights, a model that is not a causal language
+    model, and tap layers that the model does not have.
+    """
+    path = model_directory(directory)
+    config = read_config(path)
+    precision = _precision(dtype)
+    reason = unsupported_reason(config)
+    if backend == "lean" or (backend == "auto" and reason is None):
+        return LlamaTarget(load_llama(path, precision), tap_layer_ids, exact=exact)
+    if backend not in ("auto", "transformers"):
+        raise BadInput(f"unknown backend {backend!r}", "it is auto, lean or transformers", "correct the argument")
+    return _open_transformers(path, config, precision, tap_layer_ids, trust_remote_code)
+
+
+def load_tokenizer(directory: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local model directory. Raises `BadInput` when there is none or it cannot be read."""
+    from transformers import AutoTokenizer
+
+    path = model_directory(directory)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # transformers raises many types for a bad tokenizer directory
+        raise BadInput(
+            f"the tokenizer in {path} cannot be loaded",
+            _first_line(error),
+            "fetch tokenizer.json and tokenizer_config.json of the model",
+        ) from error
+    return tokenizer
+
+
+def model_directory(directory: str | Path) -> Path:
+    """The path as given. Raises `BadInput` unless it is a directory."""
+    path = Path(directory).expanduser()
+    if not path.is_dir():
+        what = f"{path} is not a directory" if path.exists() else f"there is no directory {path}"
+        raise BadInput(what, "a model is a directory with config.json and safetensors", "check the path")
+    return path
+
+
+def _open_transformers(
+    path: Path, config: dict[str, Any], dtype: torch.dtype, tap_layer_ids: Sequence[int], trust_remote_code: bool
+) -> TransformersTarget:
+    from transformers import AutoModelForCausalLM
+
+    from k3dspark.target.transformers_target import TransformersTarget
+
+    _require_causal(path, config)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers, safetensors and torch raise many types here
+        raise BadInput(
+            f"transformers cannot load {path}", _first_line(error), "check that the model is a complete causal model"
+        ) from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would go on with random values
+        raise BadInput(
+            f"{len(missing)} tensors are missing in {path}, such as {missing[0]}",
+            "the weights are incomplete or belong to another model",
+            "fetch the model again",
+        )
+    return TransformersTarget(model, tap_layer_ids)
+
+
+def _require_causal(path: Path, config: dict[str, Any]) -> None:
+    architectures = config.get("architectures") or []
+    causal = ("CausalLM", "LMHeadModel", "ForConditionalGeneration", "ImageTextToText")
+    foreign = architectures and not any(name.endswith(causal) for name in architectures)
+    if config.get("is_encoder_decoder") or foreign:
+        raise BadInput(
+            f"{path} is not a causal language model",
+            f"its architecture is {', '.join(architectures) or 'an encoder-decoder'}",
+            "choose a decoder-only model",
+        )
+
+
+def _precision(dtype: str) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if native_bf16() else torch.float32
+    if dtype not in ("float32", "bfloat16"):
+        raise BadInput(f"unknown dtype {dtype!r}", "it is auto, float32 or bfloat16", "correct the argument")
+    return torch.float32 if dtype == "float32" else torch.bfloat16
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

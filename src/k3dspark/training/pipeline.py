@@ -1,0 +1,294 @@
+"""From a target to a draft: regenerate answers, train, export; each stage resumes where it stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.multiprocessing.spawn import spawn
+from transformers import AutoTokenizer
+
+from k3dspark.errors import BadInput
+from k3dspark.model.config import K3DSparkConfig
+from k3dspark.model.draft import K3DSparkModel
+from k3dspark.model.loading import save_draft
+from k3dspark.target.batch import BatchForward
+from k3dspark.target.weights import LlamaShape, LlamaWeights, load_llama, read_config
+from k3dspark.training.initialise import draft_vocabulary, initialise, tap_scale
+from k3dspark.training.regenerate import RegenerateSettings, Regenerator
+from k3dspark.training.shards import ShardStore
+from k3dspark.training.trainer import Trainer, TrainSettings, settings_record
+
+Report = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """Sizes of a new draft; what is not here follows from the target."""
+
+    layers: int = 3
+    block_size: int = 7
+    q_lora_rank: int = 256
+    kv_lora_rank: int = 256
+    qk_nope_head_dim: int = 64
+    qk_rope_head_dim: int = 32
+    v_head_dim: int = 64
+    markov_rank: int = 64
+    markov_head_type: str = "vanilla"
+    draft_vocab_size: int = 8192
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One training run. `answer_tokens` more answers are regenerated until that many exist; 0 trains on what is there.
+
+    `minutes` bounds the training stage; a bounded run resumes with the same command.
+    """
+
+    target: Path
+    out: Path
+    data: Path
+    prompts: Path | None = None
+    held_out: Path | None = None
+    answer_tokens: int = 200_000
+    processes: int = 1
+    minutes: float = math.inf
+    shape: DraftShape = field(default_factory=DraftShape)
+    regenerate: RegenerateSettings = field(default_factory=RegenerateSettings)
+    settings: TrainSettings = field(default_factory=TrainSettings)
+
+
+def train(job: TrainJob, report: Report) -> dict[str, Any]:
+    """Run the stages; returns the record that is also written beside the draft in `job.out`."""
+    shape = LlamaShape.from_config(read_config(job.target))
+    job.out.mkdir(parents=True, exist_ok=True)
+    _run(_regenerate_worker, job, report)
+    _run(_train_worker, job, report)
+    return export(job, shape)
+
+
+def draft_config(shape: LlamaShape, draft: DraftShape, stop_ids: tuple[int, ...]) -> K3DSparkConfig:
+    """The config of a new draft: the target's widths and vocabulary, K3's switches, YaRN over the target's window."""
+    factor = 4.0 if shape.max_positions % 4 == 0 and shape.max_positions >= 4096 else 1.0
+    theta = 50000.0
+    return K3DSparkConfig(
+        architectures=["K3DSparkModel"],
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=draft.layers,
+        num_attention_heads=max(shape.hidden_size // draft.v_head_dim, 1),
+        num_key_value_heads=max(shape.hidden_size // draft.v_head_dim, 1),
+        q_lora_rank=draft.q_lora_rank,
+        kv_lora_rank=draft.kv_lora_rank,
+        qk_nope_head_dim=draft.qk_nope_head_dim,
+        qk_rope_head_dim=draft.qk_rope_head_dim,
+        v_head_dim=draft.v_head_dim,
+        mla_use_nope=False,
+        mla_use_output_gate=False,
+        vocab_size=shape.vocab_size,
+        draft_vocab_size=min(draft.draft_vocab_size, shape.vocab_size),
+        rms_norm_eps=1e-5,
+        max_position_embeddings=shape.max_positions,
+        rope_theta=theta,
+        rope_parameters={
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": int(shape.max_positions / factor),
+            "rope_theta": theta,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        num_target_layers=5,
+        target_hidden_size=shape.hidden_size,
+        target_num_hidden_layers=shape.layers,
+        target_layer_ids=default_taps(shape.layers),
+        mask_token_id=min(16, shape.vocab_size - 1),
+        bos_token_id=None,
+        eos_token_id=stop_ids[0] if stop_ids else None,
+        pad_token_id=None,
+        markov_rank=draft.markov_rank,
+        markov_head_type=draft.markov_head_type,
+        enable_confidence_head=True,
+        confidence_head_with_markov=True,
+        tie_word_embeddings=False,
+        share_target_embeddings=True,
+        block_size=draft.block_size,
+        block_causal=False,
+        torch_dtype="bfloat16",
+    )
+
+
+def default_taps(layers: int) -> list[int]:
+    """Five layers spread as K3's [2, 23, 47, 71, 89] are over 93; never the last, whose output is ambiguous."""
+    if layers < 6:
+        raise BadInput(
+            f"the target has {layers} layers", "five taps below the last layer are needed", "use a deeper target"
+        )
+    spread = [max(1, round(i * layers / 93)) for i in (2, 23, 47, 71, 89)]
+    spread[-1] = min(spread[-1], layers - 2)
+    taps: list[int] = []
+    for tap in spread:
+        taps.append(max(tap, taps[-1] + 1) if taps else tap)
+    overshoot = max(taps[-1] - (layers - 2), 0)
+    return [tap - overshoot for tap in taps] if taps[0] - overshoot >= 0 else list(range(layers - 6, layers - 1))
+
+
+# -- stages ----------------------------------------------------------------------------------------------------------
+
+
+def _run(worker: Callable[..., None], job: TrainJob, report: Report) -> None:
+    """Run a stage in this process, or in `job.processes` of them (each with one share of the threads)."""
+    if job.processes == 1:
+        worker(0, job, None, report)
+        return
+    rendezvous = job.out / "rendezvous"
+    rendezvous.unlink(missing_ok=True)
+    spawn(worker, args=(job, rendezvous, report), nprocs=job.processes, join=True)
+    rendezvous.unlink(missing_ok=True)
+
+
+def _regenerate_worker(rank: int, job: TrainJob, rendezvous: Path | None, report: Report) -> None:
+    target_tokens = job.answer_tokens // job.processes
+    have = _answer_tokens(job.data) // job.processes
+    if have >= target_tokens:
+        return
+    _limit_threads(job)
+    weights = load_llama(job.target)
+    seed = job.regenerate.seed * 1000 + len(list(job.data.glob("*.safetensors"))) * job.processes + rank
+    settings = RegenerateSettings(**{**asdict(job.regenerate), "seed": seed})
+    worker = Regenerator(
+        BatchForward(weights, tuple(default_taps(weights.shape.layers))),
+        AutoTokenizer.from_pretrained(job.target, local_files_only=True),
+        _stop_ids(job.target),
+        settings,
+        read_prompts(job.held_out) if job.held_out else [],
+        read_prompts(job.prompts) if job.prompts else None,
+    )
+    report_rank = report if rank == 0 else lambda *_: None
+    worker.write_shards(job.data, target_tokens - have, f"s{seed}", lambda m: report_rank("regenerate", m))
+
+
+def _train_worker(rank: int, job: TrainJob, rendezvous: Path | None, report: Report) -> None:
+    _limit_threads(job)
+    if rendezvous is not None:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{rendezvous.absolute()}", rank=rank, world_size=job.processes
+        )
+    store = ShardStore(job.data)
+    model = new_draft(job, load_llama(job.target), store)
+    trainer = Trainer(model, store, job.settings, job.out)
+    trainer.resume()
+    trainer.run(lambda m: report("train", m) if rank == 0 else None, time.time() + 60 * job.minutes)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def new_draft(job: TrainJob, weights: LlamaWeights, store: ShardStore) -> K3DSparkModel:
+    """The untrained draft of a job; sets the store's tap scale. Its vocabulary is chosen once and kept in `job.out`."""
+    config = draft_config(weights.shape, job.shape, _stop_ids(job.target))
+    vocabulary = None
+    if config.draft_vocab_size < config.vocab_size:
+        kept = job.out / "vocabulary.json"
+        if kept.is_file():
+            vocabulary = torch.tensor(json.loads(kept.read_text()), dtype=torch.int64)
+        else:
+            counts = store.token_counts(config.vocab_size)
+            vocabulary = draft_vocabulary(counts, config.draft_vocab_size, list(_stop_ids(job.target)))
+            temporary = job.out / f"vocabulary.{os.getpid()}.tmp"
+            temporary.write_text(json.dumps(vocabulary.tolist()))
+            os.replace(temporary, kept)
+    sample = _tap_sample(job, store)
+    store.tap_scale = tap_scale(sample)
+    sample = sample * store.tap_scale
+    return initialise(config, weights, vocabulary, sample, job.settings.seed)
+
+
+def _tap_sample(job: TrainJob, store: ShardStore) -> torch.Tensor:
+    """Rows of the first conversations, kept in `job.out`: scale and starting values must not move with the data."""
+    kept = job.out / "tap_sample.safetensors"
+    if not kept.is_file():
+        sample = torch.cat([store.rows("taps", s)[:-1] for s in store.train[:100]])
+        temporary = job.out / f"tap_sample.{os.getpid()}.tmp"
+        save_file({"taps": sample}, temporary)
+        os.replace(temporary, kept)
+    return load_file(kept)["taps"].float()
+
+
+def export(job: TrainJob, shape: LlamaShape) -> dict[str, Any]:
+    """Write config.json, model.safetensors (bf16, sharing the target's embedding and head) and training.json."""
+    store = ShardStore(job.data)
+    model = new_draft(job, load_llama(job.target), store)
+    trainer = Trainer(model, store, job.settings, job.out)
+    if not trainer.resume():
+        raise BadInput(f"no checkpoint in {job.out}", "training has not saved one yet", "train at least one step")
+    if store.tap_scale is not None:
+        with torch.no_grad():
+            model.context_proj.weight.mul_(store.tap_scale)
+    save_draft(model.to(torch.bfloat16), job.out, share_target_embeddings=True)
+    record = {
+        "steps": trainer.step,
+        "settings": settings_record(job.settings),
+        "shape": asdict(job.shape),
+        "regenerate": asdict(job.regenerate),
+        "answer_tokens": store.answer_tokens,
+        "conversations": len(store.train) + len(store.evaluation),
+        "held_out_conversations": len(store.evaluation),
+        "last_metrics": _last_metrics(job.out),
+    }
+    temporary = job.out / "training.json.tmp"
+    temporary.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(temporary, job.out / "training.json")
+    return record
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Prompts of a file: JSON lines with a "prompt", or one prompt a line. Raises `BadInput` when unreadable."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"cannot read prompts from {path}", str(error), "pass a UTF-8 text or JSON-lines file"
+        ) from error
+    if path.suffix != ".jsonl":
+        return lines
+    try:
+        return [str(json.loads(line)["prompt"]) for line in lines]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{path} is not a prompt file", f"a line has no JSON object with a prompt ({error!r})", "see docs/train.md"
+        ) from error
+
+
+def _limit_threads(job: TrainJob) -> None:
+    torch.set_flush_denormal(True)  # tiny Adam moments would otherwise slow every step
+    if job.processes > 1:
+        torch.set_num_threads(max((os.cpu_count() or 1) // job.processes, 1))
+
+
+def _answer_tokens(data: Path) -> int:
+    return ShardStore(data).answer_tokens if list(data.glob("*.safetensors")) else 0
+
+
+def _stop_ids(target: Path) -> tuple[int, ...]:
+    value = read_config(target).get("eos_token_id")
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else ()
+
+
+def _last_metrics(out: Path) -> dict[str, Any]:
+    """The last line of each kind of metrics.jsonl, merged."""
+    merged: dict[str, Any] = {}
+    path = out / "metrics.jsonl"
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        merged |= json.loads(line)
+    return merged
