@@ -11,7 +11,7 @@ from k3dspark.model.cache import LatentCache
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
 from k3dspark.model.proposal import DraftSampling, Proposal
-from k3dspark.target.protocol import RaggedRows, TargetOutput
+from k3dspark.target.protocol import RaggedRows, Target, TargetOutput
 
 
 class ToyTarget:
@@ -108,7 +108,7 @@ class ToyTarget:
         return ids[len(prompt) :]
 
 
-def toy_config(target: ToyTarget, **changes: object) -> K3DSparkConfig:
+def toy_config(target: Target, **changes: object) -> K3DSparkConfig:
     """A two-layer draft for a toy target."""
     fields: dict[str, object] = {
         "hidden_size": 16,
@@ -128,7 +128,7 @@ def toy_config(target: ToyTarget, **changes: object) -> K3DSparkConfig:
         "rope_theta": 10000.0,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "target_hidden_size": target.hidden_size,
-        "target_num_hidden_layers": target.layers,
+        "target_num_hidden_layers": max(target.tap_layer_ids) + 1,
         "num_target_layers": len(target.tap_layer_ids),
         "target_layer_ids": list(target.tap_layer_ids),
         "mask_token_id": target.vocab_size - 1,
@@ -146,7 +146,7 @@ def toy_config(target: ToyTarget, **changes: object) -> K3DSparkConfig:
 
 
 def toy_draft(
-    target: ToyTarget, seed: int = 0, kind: type[K3DSparkModel] = K3DSparkModel, **changes: object
+    target: Target, seed: int = 0, kind: type[K3DSparkModel] = K3DSparkModel, **changes: object
 ) -> K3DSparkModel:
     """A random draft in fp64."""
     config = toy_config(target, **changes)
@@ -187,7 +187,11 @@ def oracle(
     target: ToyTarget, prompt: Sequence[int], length: int, wrong_at: Callable[[int], bool] = lambda _: False
 ) -> K3DSparkModel:
     """A draft that knows the target's greedy continuation, and is wrong exactly where `wrong_at(position)` says."""
-    answer = [*prompt, *target.greedy(prompt, length)]
+    return scripted(target, [*prompt, *target.greedy(prompt, length)], wrong_at)
+
+
+def scripted(target: Target, answer: Sequence[int], wrong_at: Callable[[int], bool] = lambda _: False) -> K3DSparkModel:
+    """A draft that proposes `answer[position]`, or another token where `wrong_at(position)` says so."""
 
     def script(position: int) -> int:
         right = answer[position] if position < len(answer) else 0

@@ -34,8 +34,12 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(draft: Path) -> None:
-    files = [ManifestFile(p.name, p.stat().st_size, sha256_file(p), "lfs") for p in sorted(draft.iterdir()) if p.is_file()]
-    write_manifest(draft, Manifest("git:https://example.org/x.git", "0" * 40, "2026-11-30T00:00:00Z", "test", tuple(files)))
+    files = [
+        ManifestFile(p.name, p.stat().st_size, sha256_file(p), "lfs") for p in sorted(draft.iterdir()) if p.is_file()
+    ]
+    write_manifest(
+        draft, Manifest("git:https://example.org/x.git", "0" * 40, "2026-11-30T00:00:00Z", "test", tuple(files))
+    )
 
 
 @pytest.fixture
@@ -114,18 +118,37 @@ FAULTS: dict[str, tuple[Change, str, str]] = {
     "truncated by 1 byte": (data(lambda d: d[:-1]), "file.truncated", "model.safetensors"),
     "over-long by 1 byte": (data(lambda d: d + b"\0"), "file.overlong", "model.safetensors"),
     "empty": (data(lambda d: b""), "file.not_safetensors", "model.safetensors"),
-    "header length lying": (data(lambda d: b"\xff\xff\x0f\0\0\0\0\0" + d[8:]), "file.header_length", "model.safetensors"),
-    "1 GB header claim": (data(lambda d: struct.pack("<Q", 1 << 30) + d[8:]), "file.header_length", "model.safetensors"),
+    "header length lying": (
+        data(lambda d: b"\xff\xff\x0f\0\0\0\0\0" + d[8:]),
+        "file.header_length",
+        "model.safetensors",
+    ),
+    "1 GB header claim": (
+        data(lambda d: struct.pack("<Q", 1 << 30) + d[8:]),
+        "file.header_length",
+        "model.safetensors",
+    ),
     "header is not JSON": (data(lambda d: d[:8] + b"[" + d[9:]), "file.not_safetensors", "model.safetensors"),
     "header with duplicate keys": (
-        data(lambda d: d.replace(b"confidence_head.proj.weight", b"confidence_head.proj.bias\",\"\"", 1), "model.safetensors"),
+        data(
+            lambda d: d.replace(b"confidence_head.proj.weight", b'confidence_head.proj.bias",""', 1),
+            "model.safetensors",
+        ),
         "file.header_json",
         "model.safetensors",
     ),
     "a pickle": (data(lambda d: b"PK\x03\x04" + d), "file.pickle", "model.safetensors"),
     "weights missing": (remove("model.safetensors"), "file.missing_file", "model.safetensors"),
-    "tensor missing": (tensors(without("layers.3.mlp.up_proj.weight")), "tensor.missing", "layers.3.mlp.up_proj.weight"),
-    "tensor surplus": (tensors(lambda t: t | {"extra.weight": np.ones(2, np.float32)}), "tensor.surplus", "extra.weight"),
+    "tensor missing": (
+        tensors(without("layers.3.mlp.up_proj.weight")),
+        "tensor.missing",
+        "layers.3.mlp.up_proj.weight",
+    ),
+    "tensor surplus": (
+        tensors(lambda t: t | {"extra.weight": np.ones(2, np.float32)}),
+        "tensor.surplus",
+        "extra.weight",
+    ),
     "tensor twice": (
         tensors(lambda t: t | {"norm.weight": t["final_norm.weight"]}),
         "tensor.doubled",
@@ -185,9 +208,17 @@ FAULTS: dict[str, tuple[Change, str, str]] = {
         "config.contradicts_weights",
         "vocab_size",
     ),
-    "intermediate size in the config": (config("intermediate_size", 65), "config.contradicts_weights", "intermediate_size"),
+    "intermediate size in the config": (
+        config("intermediate_size", 65),
+        "config.contradicts_weights",
+        "intermediate_size",
+    ),
     "fc_norm in the config": (config("fc_norm", True), "config.contradicts_weights", "fc_norm"),
-    "markov kind in the config": (config("markov_head_type", "gated"), "config.contradicts_weights", "markov_head_type"),
+    "markov kind in the config": (
+        config("markov_head_type", "gated"),
+        "config.contradicts_weights",
+        "markov_head_type",
+    ),
     "duplicate keys in the config": (
         config_text(lambda t: t.replace("{", '{"hidden_size": 32,', 1)),
         "config.unreadable",
@@ -225,7 +256,9 @@ def test_one_fault_gives_one_finding(pair: Path, name: str) -> None:
     json.dumps(inspection_as_json(inspection))
 
 
-@pytest.mark.parametrize("name", ["pointer", "truncated by 1 byte", "tensor missing", "lm_head missing", "factor halved"])
+@pytest.mark.parametrize(
+    "name", ["pointer", "truncated by 1 byte", "tensor missing", "lm_head missing", "factor halved"]
+)
 def test_the_manifest_does_not_repeat_a_fault_that_has_a_name(pair: Path, name: str) -> None:
     change, identifier, subject = FAULTS[name]
     change(pair / "draft")
@@ -343,7 +376,9 @@ def test_verifying_without_a_manifest_is_a_fault(pair: Path) -> None:
     assert errors(inspect_checkpoint(pair / "draft", verify=True)) == [("manifest.missing", ".k3dspark/manifest.json")]
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../b", ".git/config", ".k3dspark/manifest.json", "a\\b", "c:d"])
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", "a/../../b", ".git/config", ".k3dspark/manifest.json", "a\\b", "c:d"]
+)
 def test_a_manifest_that_names_a_path_outside_is_refused(pair: Path, path: str) -> None:
     manifest = json.loads((pair / "draft/.k3dspark/manifest.json").read_text())
     manifest["files"][0]["path"] = path
@@ -365,7 +400,9 @@ def test_odd_directory_entries_are_survived(pair: Path) -> None:
 
 def test_inspection_stays_within_64_mib(pair: Path) -> None:
     shutil.rmtree(pair / "draft/.k3dspark")
-    header = b"{" + b",".join(b'"t%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i for i in range(19_000)) + b"}"
+    header = (
+        b"{" + b",".join(b'"t%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i for i in range(19_000)) + b"}"
+    )
     (pair / "draft/model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     del header
     tracemalloc.start()

@@ -81,13 +81,28 @@ def move_stop(target: Path) -> None:
         (config(num_hidden_layers=9), "target.num_hidden_layers", "target_num_hidden_layers"),
         (json_file("tokenizer_config.json", swap_tokens), "target.special_ids", "bos_token_id"),
         (move_stop, "target.special_ids", "eos_token_id"),
-        (json_file("generation_config.json", lambda m: m.update(eos_token_id=317)), "target.special_ids", "eos_token_id"),
+        (
+            json_file("generation_config.json", lambda m: m.update(eos_token_id=317)),
+            "target.special_ids",
+            "eos_token_id",
+        ),
         (matrix(EMBED, lambda rows: rows @ ROTATION), "target.rotated", "embed_tokens"),
         (matrix(HEAD, lambda rows: rows @ ROTATION), "target.rotated", "lm_head"),
         (matrix(EMBED, lambda rows: rows * np.float32(1.5)), "target.embed_tokens", "embed_tokens"),
         (matrix(EMBED, lambda rows: np.roll(rows, 1, 0) * 3), "target.embed_tokens", "embed_tokens"),
     ],
-    ids=["width", "vocabulary", "layers", "bos", "stop tokens", "mask is a stop", "rotated", "head", "scaled", "shuffled"],
+    ids=[
+        "width",
+        "vocabulary",
+        "layers",
+        "bos",
+        "stop tokens",
+        "mask is a stop",
+        "rotated",
+        "head",
+        "scaled",
+        "shuffled",
+    ],
 )
 def test_one_disagreement_gives_one_finding(pair: Path, change: Change, identifier: str, subject: str) -> None:
     change(pair / "target")
@@ -169,7 +184,12 @@ def test_a_target_that_is_none_is_an_error(pair: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "mapping",
-    [{}, {"hidden_size": "x", "vocab_size": None}, {"text_config": 3}, {"rope_parameters": [], "eos_token_id": {"a": 1}}],
+    [
+        {},
+        {"hidden_size": "x", "vocab_size": None},
+        {"text_config": 3},
+        {"rope_parameters": [], "eos_token_id": {"a": 1}},
+    ],
 )
 def test_odd_target_configs_are_survived(pair: Path, mapping: dict[str, Any]) -> None:
     (pair / "target/config.json").write_text(json.dumps(mapping))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -163,6 +164,9 @@ RULES: dict[str, Callable[[], Scheduler]] = {
     "threshold on confidence": lambda: Threshold(0.4, of="confidence"),
     "cost, early stop": lambda: CostAware(costs_of(1, 0.9, 0.75, 0.6, 0.5, 0.4, 0.35, 0.3), "early_stop"),
     "cost, capacity": lambda: CostAware(costs_of(1, 0.9, 0.85, 0.6, 0.5, 0.4, 0.35, 0.3), "capacity"),
+    # One row more doubles the cost and the next are nearly free: a rule that looks ahead would act on it here.
+    "steep, early stop": lambda: CostAware(costs_of(1, 0.5, 0.49, 0.48, 0.3, 0.29, 0.28, 0.27), "early_stop"),
+    "steep, capacity": lambda: CostAware(costs_of(1, 0.5, 0.49, 0.48, 0.3, 0.29, 0.28, 0.27), "capacity"),
     "shared, early stop": lambda: CostAware(costs_of(1, 0.9, 0.82, 0.6, 0.5, first=2), "early_stop"),
     "shared, capacity": lambda: CostAware(costs_of(1, 0.9, 0.82, 0.6, 0.5, first=2), "capacity"),
 }
@@ -279,6 +283,18 @@ def test_a_best_over_fresh_survivals_is_biased() -> None:
     costs = costs_of(1, 0.5, 0.45)
     law = counterexample(lambda survival: best_capacity(survival, (2,), costs))
     assert law == pytest.approx([0.85, 0.15], abs=1e-12)
+
+
+@pytest.mark.parametrize("form", ["early_stop", "capacity"])
+@pytest.mark.parametrize("past", [0.1, 0.5, 0.9])
+def test_cost_aware_schedule_is_exact_on_the_same_example(form: Literal["early_stop", "capacity"], past: float) -> None:
+    def choose(survival: np.ndarray) -> int:
+        scheduler = CostAware(costs_of(1, 0.5, 0.45), form)
+        scheduler.lengths(logits([past, past]), load(2))
+        fresh = [survival[0, 0], survival[0, 1] / survival[0, 0]]
+        return scheduler.lengths(logits(fresh), load(2))[0]
+
+    assert counterexample(choose) == pytest.approx([0.7, 0.3], abs=1e-12)
 
 
 def test_early_stop_is_exact_on_the_same_example() -> None:

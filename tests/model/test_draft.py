@@ -313,3 +313,14 @@ def test_published_geometry_has_68_tensors_and_its_parameter_count() -> None:
     assert len(state) == 68
     assert sum(t.numel() for t in state.values()) == 3_562_312_961
     assert tuple(state["layers.4.self_attn.kv_b_proj.weight"].shape) == (16384, 512)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-24])
+def test_the_ends_of_the_unit_interval_draw_tokens_that_have_probability(uniform: float) -> None:
+    model = random_draft()
+    assert model.lm_head is not None
+    model.lm_head[-5:] = -1000.0  # after softmax: zeros at the end of the vocabulary
+    hidden = torch.rand(1, 7, WIDTH) + 0.5
+    proposal = model.sample(hidden, torch.tensor([3]), DraftSampling(torch.ones(1), torch.full((1, 7), uniform)))
+    assert proposal.probs is not None
+    assert float(proposal.probs.gather(-1, proposal.tokens[..., None]).min()) > 0

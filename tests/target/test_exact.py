@@ -9,10 +9,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from k3dspark.errors import BadInput
+from k3dspark.model.packed import PackedLinear
 from k3dspark.target import attention
 from k3dspark.target.attention import MASKED, attend, chunk_mask
 from k3dspark.target.llama import LlamaTarget
-from k3dspark.target.packed import PackedLinear
 from k3dspark.target.protocol import RaggedRows, TargetOutput
 from k3dspark.target.weights import LlamaWeights, load_llama
 from target.tiny import llama, make_model, qwen3, random_parts, run, save, tokens
@@ -131,8 +132,14 @@ def test_a_masked_chunk_is_the_identity_of_the_merge(hidden_chunks: int) -> None
     keys, values = torch.randn(3, 2, 16, 16), torch.randn(3, 2, 16, 16)
     more = 100 * torch.randn(2, hidden_chunks, 2, 16, 16)
     longer = torch.cat([mask, torch.full((hidden_chunks, 1, 24, 16), MASKED)])
-    expected = attend(queries, keys, values, mask, 0.25)
-    grown = attend(queries, torch.cat([keys, more[0]]), torch.cat([values, more[1]]), longer, 0.25)
+    expected = attend(queries.expand(3, -1, -1, -1), keys, values, mask, 0.25)
+    grown = attend(
+        queries.expand(3 + hidden_chunks, -1, -1, -1),
+        torch.cat([keys, more[0]]),
+        torch.cat([values, more[1]]),
+        longer,
+        0.25,
+    )
     assert torch.equal(grown, expected)
 
 
@@ -142,7 +149,7 @@ def test_the_merge_of_chunks_is_softmax_attention(kernel: str, monkeypatch: pyte
         monkeypatch.setattr(attention, "_FLASH", None)
     queries, keys, values = torch.randn(2, 24, 16), torch.randn(5, 2, 16, 16), torch.randn(5, 2, 16, 16)
     limits = torch.tensor([0, 15, 16, 40, 63, 64, 78, 79])
-    merged = attend(queries, keys, values, chunk_mask(limits, 3, 5, 16), 0.25)
+    merged = attend(queries.expand(5, -1, -1, -1), keys, values, chunk_mask(limits, 3, 5, 16), 0.25)
     flat_keys, flat_values = (t.transpose(0, 1).reshape(2, 80, 16).double() for t in (keys, values))
     scores = queries.double() @ flat_keys.transpose(1, 2) * 0.25
     visible = torch.arange(80)[None] <= limits.repeat_interleave(3)[:, None]
@@ -176,3 +183,10 @@ def test_without_fixed_tiles_the_bits_follow_the_shape(tmp_path: Path) -> None:
         one_by_one = torch.cat([run(target, sequence, tokens(40)[i : i + 1]).logits for i in range(40)])
         outputs[exact] = torch.equal(one_by_one, every.logits)
     assert outputs == {True: True, False: False}
+
+
+@pytest.mark.parametrize("wrong", [{"tile_rows": 12}, {"tile_rows": 0}, {"chunk": 100}, {"chunk": 0}])
+def test_sizes_that_could_not_be_exact_are_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
+    weights = load_llama(save(make_model(llama()), tmp_path))
+    with pytest.raises(BadInput, match="is not exact"):
+        LlamaTarget(weights, **wrong)  # type: ignore[arg-type]

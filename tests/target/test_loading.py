@@ -74,7 +74,7 @@ def test_taps_that_do_not_exist_are_refused(directory: Path, taps: tuple[int, ..
 
 
 def test_an_unknown_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="there is no directory .*absent"):
+    with pytest.raises(BadInput, match=r"there is no directory .*absent"):
         open_target(tmp_path / "absent")
 
 
@@ -84,7 +84,7 @@ def test_a_file_is_not_a_model_directory(directory: Path) -> None:
 
 
 def test_a_missing_config_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no config.json"):
+    with pytest.raises(BadInput, match=r"no config\.json"):
         open_target(tmp_path)
 
 

@@ -61,6 +61,7 @@ class StepCosts:
         return cls(draft=((1, max(draft, 1e-12)),), verify=verify)
 
 
+@torch.no_grad()
 def measure(
     target: Target,
     draft: K3DSparkModel | None,

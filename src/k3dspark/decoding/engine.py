@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from itertools import count
 
+import torch
+
 from k3dspark.decoding.params import SamplingParams, check_prompt
 from k3dspark.decoding.prefill import prefill
 from k3dspark.decoding.request import FinishReason, Progress, Request, Result
@@ -72,6 +74,7 @@ class Engine:
         self._waiting.append(request)
         return request
 
+    @torch.no_grad()
     def step(self) -> list[Progress]:
         """One round of all running requests, then one chunk of waiting prompts.
 

@@ -54,7 +54,8 @@ def prefill(pair: Pair, waiting: Sequence[Request], chunk: int) -> list[Progress
 
 def choose(waiting: Sequence[Request], chunk: int) -> tuple[list[Request], tuple[int, ...]]:
     """The oldest request and those after it whose next chunk still fits into `chunk` rows, and their chunk lengths."""
-    chosen, lengths = [], []
+    chosen: list[Request] = []
+    lengths: list[int] = []
     for request in waiting:
         length = min(chunk, len(request.prompt_ids) - request.prefilled)
         if sum(lengths) + length > chunk:

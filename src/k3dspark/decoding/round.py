@@ -68,14 +68,12 @@ def extend_context(pair: Pair, requests: Sequence[Request]) -> None:
     if pair.draft is None or not waiting:
         return
     for group in pair.groups(waiting):
-        taps = [r.fresh_taps for r in group if r.fresh_taps is not None]
-        positions = [
-            torch.arange(r.anchor_position - len(t), r.anchor_position) for r, t in zip(group, taps, strict=True)
-        ]
-        rows = pair.draft.context_rows(torch.cat(taps), torch.cat(positions).to(taps[0].device))  # [L, T, W]
-        for request, part in zip(group, rows.split([len(t) for t in taps], 1), strict=True):
-            assert request.context is not None
-            request.context.append(part)
+        waits = [(r, r.context, r.fresh_taps) for r in group if r.context is not None and r.fresh_taps is not None]
+        taps = torch.cat([t for _, _, t in waits])
+        positions = torch.cat([torch.arange(c.length, c.length + len(t)) for _, c, t in waits])
+        rows = pair.draft.context_rows(taps, positions.to(taps.device))  # [L, T, W]
+        for (request, context, _), part in zip(waits, rows.split([len(t) for _, _, t in waits], 1), strict=True):
+            context.append(part)
             request.fresh_taps = None
 
 

@@ -14,7 +14,7 @@ from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.heads import ConfidenceHead, Embedding, MarkovHead
 from k3dspark.model.layers import Linear, RMSNorm, SwiGLU
 from k3dspark.model.mla import Angles, LatentAttention
-from k3dspark.model.ops import PackedLinear
+from k3dspark.model.packed import PackedLinear
 from k3dspark.model.proposal import DraftSampling, Proposal
 from k3dspark.model.rope import Rope
 
@@ -83,6 +83,7 @@ class K3DSparkModel(nn.Module):
         for layer in self.stack:
             layer.self_attn.pack()
             layer.mlp.pack()
+        self.markov_head.pack()
         if self.lm_head is not None:
             self._packed_head = PackedLinear(self.lm_head)
         return self
@@ -244,7 +245,9 @@ def _draw(logits: Tensor, sampling: DraftSampling, slot: int) -> tuple[Tensor, T
     one_hot = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(probs.dtype)
     probs = torch.where(cold[:, None], one_hot, probs)
     cumulative = probs.cumsum(-1)
-    # Scale by the last entry: rounding must not leave a draw beyond the end.
-    threshold = sampling.uniforms[:, slot, None].to(probs.dtype) * cumulative[:, -1:]
-    column = (cumulative <= threshold).sum(-1).clamp(max=logits.shape[-1] - 1)
-    return column, probs
+    total = cumulative[:, -1:]
+    # Strictly below the total, or rounding could draw a column of probability zero at the end.
+    threshold = torch.minimum(
+        sampling.uniforms[:, slot, None].to(probs) * total, total.nextafter(torch.zeros_like(total))
+    )
+    return (cumulative <= threshold).sum(-1), probs

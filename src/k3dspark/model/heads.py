@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from k3dspark.model.config import K3DSparkConfig
+from k3dspark.model.packed import PackedLinear
 
 
 class Embedding(nn.Module):
@@ -37,6 +38,12 @@ class MarkovHead(nn.Module):
             self.gate_proj = nn.Linear(d + rank, rank)
         elif self.kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + d, 3 * rank)
+        self._packed_w2: PackedLinear | None = None
+
+    def pack(self) -> None:
+        """Keep W2 in fp32, laid out once: converting it at every slot would cost more than the product."""
+        weight = self.markov_w2.weight
+        self._packed_w2 = PackedLinear(weight.to(torch.promote_types(weight.dtype, torch.float32)))
 
     def start(self, batch: tuple[int, ...]) -> Tensor | None:
         """The state before slot 0: zeros [*batch, r] for rnn, None otherwise."""
@@ -62,6 +69,8 @@ class MarkovHead(nn.Module):
         bf16 would err by about 0.03 at magnitude 8, enough to flip an argmax (spec §B.2).
         """
         wide = torch.promote_types(feature.dtype, torch.float32)
+        if candidates is None and self._packed_w2 is not None:
+            return self._packed_w2(feature.to(wide))
         if candidates is None:
             return F.linear(feature.to(wide), self.markov_w2.weight.to(wide))
         rows = F.embedding(candidates, self.markov_w2.weight).to(wide)  # [..., C, r]

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from k3dspark.model.ops import PackedLinear, rms_norm
+from k3dspark.model.ops import rms_norm
+from k3dspark.model.packed import PackedLinear
 
 
 class Linear(nn.Module):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.layers import Linear, RMSNorm
-from k3dspark.model.ops import PackedLinear, attend_expanded, attend_latent, rotate_interleaved
+from k3dspark.model.ops import attend_expanded, attend_latent, rotate_interleaved
+from k3dspark.model.packed import PackedLinear
 
 Angles = tuple[Tensor, Tensor]
 

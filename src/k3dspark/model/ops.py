@@ -1,6 +1,6 @@
 """The operators that a device may replace, each with the plain PyTorch reference that any device runs.
 
-RMSNorm, interleaved rotation, attention over latent rows, and linear maps with prepacked weights. Nothing here
+RMSNorm, interleaved rotation, and attention over latent rows (linear maps: `packed.py`). Nothing here
 synchronises with the host, and nothing here knows about layers or configs.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -71,44 +70,3 @@ def attend_expanded(query: Tensor, key: Tensor, value: Tensor, scale: float, mas
     if mask is not None:
         weights = weights.masked_fill(~mask, 0.0)
     return weights.to(query.dtype) @ value
-
-
-class PackedLinear:
-    """y = x·Wᵀ + b with the weight laid out once for small row counts.
-
-    On a CPU, oneDNN's packed weights make a few rows cost about as much as one. The operators are private to
-    PyTorch, so a build without them (and every other device) takes `F.linear`.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, rows: int = 8) -> None:
-        self.weight = weight.detach()
-        self.bias = bias.detach() if bias is not None else None
-        self._packed = _prepack(self.weight, rows)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._packed is None:
-            return F.linear(x, self.weight, self.bias)
-        flat = x.reshape(-1, x.shape[-1])
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self._packed, self.bias, "none", [], "")
-        return y.view(*x.shape[:-1], -1)
-
-
-def _prepack(weight: Tensor, rows: int) -> Tensor | None:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return None
-    if weight.dtype == torch.bfloat16 and not native_bfloat16():
-        return None
-    if weight.dtype not in (torch.float32, torch.bfloat16):
-        return None
-    try:
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
-        torch.ops.mkldnn._linear_pointwise(weight.new_zeros(1, weight.shape[1]), packed, None, "none", [], "")
-    except (RuntimeError, AttributeError):  # this build of PyTorch has no such operator
-        return None
-    return packed
-
-
-def native_bfloat16() -> bool:
-    """True where this CPU multiplies bf16 in hardware (AVX512-BF16 or AMX); elsewhere fp32 is faster."""
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(bool(getattr(torch.cpu, name, bool)()) for name in probes)

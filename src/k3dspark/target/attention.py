@@ -17,35 +17,28 @@ MASKED = -1e30  # finite, so that a wholly masked chunk yields no NaN
 class KeyValueCache:
     """Keys and values of one sequence in fp32 chunks; `length` tokens are committed, rows beyond it are scratch.
 
-    Keys are stored rotated, as pairs (2i, 2i + 1) of the rotary embedding, so that `complex_keys` views them.
+    Keys are stored rotated, with the two halves of a rotary pair side by side, so that `complex_keys` views them.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, chunk: int, device: torch.device) -> None:
         self.length = 0
         self.chunk = chunk
-        self._shape = (layers, kv_heads, head_dim)
-        self._device = device
-        self._chunks = 0
-        self.keys: tuple[torch.Tensor, ...] = ()  # per layer [chunks, kv_heads, chunk, head_dim]
-        self.values: tuple[torch.Tensor, ...] = ()
-        self.complex_keys: tuple[torch.Tensor, ...] = ()  # per layer [chunks, kv_heads, chunk, head_dim / 2]
+        self.keys = torch.zeros(layers, 0, kv_heads, chunk, head_dim, device=device)
+        self.values = self.keys
+        self.complex_keys = torch.zeros(layers, 0, kv_heads, chunk, head_dim // 2, dtype=torch.complex64, device=device)
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` tokens; growth at least doubles, so appending costs amortised constant time."""
-        wanted = -(-tokens // self.chunk)
-        if wanted <= self._chunks:
+        layers, held, kv_heads, chunk, head_dim = self.keys.shape
+        wanted = -(-tokens // chunk)
+        if wanted <= held:
             return
-        chunks = max(wanted, 2 * self._chunks)
-        layers, kv_heads, head_dim = self._shape
         # Zeros, not empty memory: a masked NaN would still poison the weighted values (0 · NaN).
-        grown = torch.zeros(layers, 2, chunks, kv_heads, self.chunk, head_dim, device=self._device)
-        for layer in range(layers if self._chunks else 0):
-            grown[layer, 0, : self._chunks] = self.keys[layer]
-            grown[layer, 1, : self._chunks] = self.values[layer]
-        self._chunks = chunks
-        self.keys = grown[:, 0].unbind(0)
-        self.values = grown[:, 1].unbind(0)
-        self.complex_keys = tuple(torch.view_as_complex(k.unflatten(-1, (-1, 2))) for k in self.keys)
+        grown = torch.zeros(2, layers, max(wanted, 2 * held), kv_heads, chunk, head_dim, device=self.keys.device)
+        grown[0, :, :held] = self.keys
+        grown[1, :, :held] = self.values
+        self.keys, self.values = grown.unbind(0)
+        self.complex_keys = torch.view_as_complex(self.keys.unflatten(-1, (-1, 2)))
 
 
 def chunk_mask(limits: torch.Tensor, group: int, chunks: int, chunk: int) -> torch.Tensor:
@@ -60,13 +53,13 @@ def chunk_mask(limits: torch.Tensor, group: int, chunks: int, chunk: int) -> tor
 def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """queries [kv_heads, rows, head_dim] over keys and values [chunks, kv_heads, chunk, head_dim], all fp32.
+    """queries [chunks, kv_heads, rows, head_dim], expanded, over keys, values [chunks, kv_heads, chunk, head_dim].
 
-    Returns [rows, kv_heads, head_dim]. `mask` is as from `chunk_mask`; rows are token-major, the query heads of a
-    group within a token.
+    All fp32. Returns [rows, kv_heads, head_dim]. `mask` is as from `chunk_mask`; rows are token-major, the query
+    heads of a group within a token.
     """
     chunks = keys.shape[0]
-    out, lse = _attend_chunks(queries.expand(chunks, *queries.shape), keys, values, mask, scale)
+    out, lse = _attend_chunks(queries, keys, values, mask, scale)
     out = out.transpose(1, 2)  # [chunks, rows, kv_heads, head_dim]
     if chunks == 1:  # its weight would be exp(0) / exp(0)
         return out[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from k3dspark.target.packed import PackedLinear
+from k3dspark.model.packed import PackedLinear
 from k3dspark.target.weights import LlamaLayer, LlamaShape
 
 # Two AVX-512 registers of complex numbers: no head ends in scalar code, every row starts on a cache line.
@@ -26,8 +26,9 @@ def padded_head(head_dim: int) -> int:
 class PackedLayer:
     """Projections and norms of a layer, ready to run.
 
-    Invisible outside: rotary pairs (i, i + head_dim / 2) become neighbours, so that the rotation is one complex
-    product; heads are padded; the heads that `out` reads are in the order attention leaves them (group, kv_head).
+    Invisible outside: the factors of both RMSNorms are multiplied into the matrices behind them; rotary pairs
+    (i, i + head_dim / 2) become neighbours, so that the rotation is one complex product; heads are padded; the heads
+    that `out` reads are in the order attention leaves them, (group, kv_head).
     """
 
     def __init__(self, layer: LlamaLayer, shape: LlamaShape, tile_rows: int, prepack: bool) -> None:
@@ -40,16 +41,38 @@ class PackedLayer:
             rotary = shape.heads + kv_heads
             return F.pad(torch.cat([heads[:rotary, pair], heads[rotary:]]), (0, 0, 0, spare))
 
+        width = d**0.5
         bias = per_head(layer.qkv_bias).reshape(-1) if layer.qkv_bias is not None else None
-        self.qkv = PackedLinear(per_head(layer.qkv).reshape(-1, d), bias, tile_rows, prepack)
+        qkv = per_head(layer.qkv * (layer.input_norm * width)).reshape(-1, d)
+        self.qkv = PackedLinear(qkv, bias, tile_rows, prepack)
         columns = F.pad(layer.out.view(d, kv_heads, -1, head_dim), (0, spare)).transpose(1, 2).reshape(d, -1)
         self.out = PackedLinear(columns, layer.out_bias, tile_rows, prepack)
-        self.gate_up = PackedLinear(layer.gate_up, None, tile_rows, prepack)
+        self.gate_up = PackedLinear(layer.gate_up * (layer.post_norm * width), None, tile_rows, prepack)
         self.down = PackedLinear(layer.down, None, tile_rows, prepack)
         eps = shape.rms_norm_eps
-        self.input_norm, self.post_norm = RmsNorm(layer.input_norm, eps), RmsNorm(layer.post_norm, eps)
         self.q_norm = RmsNorm(layer.q_norm.float()[pair], eps, spare) if layer.q_norm is not None else None
         self.k_norm = RmsNorm(layer.k_norm.float()[pair], eps, spare) if layer.k_norm is not None else None
+
+
+class Workspace:
+    """Buffers of a tile of `rows` rows with every view of them that attention needs, made once.
+
+    After a large matrix product the caches are cold and every small call costs ten times what it does in a loop; the
+    views alone would cost more than the attention of a short context.
+    """
+
+    def __init__(self, shape: LlamaShape, rows: int, device: torch.device) -> None:
+        head_dim, kv_heads = padded_head(shape.head_dim), shape.kv_heads
+        group, half = shape.heads // kv_heads, head_dim // 2
+        heads = torch.zeros(rows, shape.heads + 2 * kv_heads, head_dim, device=device)
+        self.fused = heads.view(rows, -1)  # q, k and v of a token side by side
+        self.q, self.k, v = heads.split((shape.heads, kv_heads, kv_heads), 1)
+        q_pairs = torch.view_as_complex(self.q.unflatten(-1, (half, 2)))
+        self.q_pairs = q_pairs.unflatten(1, (kv_heads, group)).transpose(0, 1)  # [kv_heads, rows, group, half]
+        self.k_pairs = torch.view_as_complex(self.k.unflatten(-1, (half, 2))).transpose(0, 1)  # [kv_heads, rows, half]
+        self.v = v.transpose(0, 1)  # [kv_heads, rows, head_dim]
+        self.rotated = torch.zeros(kv_heads, rows, group, half, dtype=torch.complex64, device=device)
+        self.queries = torch.view_as_real(self.rotated).view(kv_heads, rows * group, head_dim)
 
 
 class RmsNorm:
@@ -68,6 +91,15 @@ class RmsNorm:
         wide = x.float()
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().add_(self._floor).sqrt_()
         return (wide / scale).mul_(self._weight).to(x.dtype)
+
+
+def unit_rows(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    """x [rows, d] / sqrt(Σx² + floor²) by row: RMSNorm without its factor √d · weight, in the fewest calls.
+
+    `hypot` differs between vector and scalar code: the rows must be a power of two, so that all take the same.
+    """
+    wide = x.float()
+    return (wide / torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), floor)).to(x.dtype)
 
 
 def rotate(pairs: torch.Tensor, rotation: torch.Tensor, out: torch.Tensor) -> None:

@@ -14,26 +14,40 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from k3dspark.errors import BadInput
+from k3dspark.model.packed import PackedLinear
 from k3dspark.target.attention import KeyValueCache, attend, chunk_mask
 from k3dspark.target.checks import check_finite, check_rows, check_taps, not_open, wrong_commit
-from k3dspark.target.layer import PackedLayer, RmsNorm, padded_head, rotate, silu_product
-from k3dspark.target.packed import PackedLinear
+from k3dspark.target.layer import PackedLayer, RmsNorm, Workspace, padded_head, rotate, silu_product, unit_rows
 from k3dspark.target.protocol import RaggedRows, TargetOutput
 from k3dspark.target.weights import LlamaWeights
 
 INEXACT_TILE_ROWS = 64
+CHUNK_STEP = 16  # floats of a cache line: a row of scores must not start inside one
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a segment that lie in one chunk: views of where they come from and where they go."""
+
+    k_pairs: torch.Tensor  # of the workspace
+    v: torch.Tensor
+    rotation: torch.Tensor
+    stored_keys: tuple[torch.Tensor, ...]  # per layer; complex64
+    stored_values: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
 class _Segment:
     """Rows low..high of a tile belong to one sequence."""
 
-    cache: KeyValueCache
     low: int
     high: int
-    chunks: int  # that these rows can see
+    keys: tuple[torch.Tensor, ...]  # per layer, the chunks that these rows can see
+    values: tuple[torch.Tensor, ...]
     mask: torch.Tensor  # as from chunk_mask, for every row of the tile
-    pieces: tuple[tuple[int, int, int, int], ...]  # where the rows go: (chunk, first slot, first row, rows)
+    queries: torch.Tensor  # of the workspace, expanded to the chunks
+    pieces: tuple[_Piece, ...]
 
 
 @dataclass(frozen=True)
@@ -43,8 +57,8 @@ class _Tile:
     first: int
     count: int
     hidden: torch.Tensor  # [rows, d], updated in place by every layer
-    rotation: torch.Tensor  # complex64 [rows, head_dim / 2]
-    query_rotation: torch.Tensor  # the same as [rows, 1, head_dim / 2]
+    workspace: Workspace
+    query_rotation: torch.Tensor  # complex64 [rows, 1, head_dim / 2]
     segments: tuple[_Segment, ...]
 
 
@@ -65,6 +79,12 @@ class LlamaTarget:
         chunk: int = 256,
         prepack: bool = True,
     ) -> None:
+        if tile_rows.bit_count() != 1 or chunk < 1 or chunk % CHUNK_STEP:
+            raise BadInput(
+                f"a tile of {tile_rows} rows over chunks of {chunk} keys is not exact",
+                f"tile_rows must be a power of two, chunk a multiple of {CHUNK_STEP}",
+                "correct the arguments",
+            )
         self.shape = weights.shape
         self.exact = exact
         self.tile_rows = tile_rows
@@ -81,6 +101,9 @@ class LlamaTarget:
         angles = F.pad(angles, (0, self._head_dim // 2 - angles.shape[1]))
         rotations = torch.complex(angles.cos(), angles.sin()) * self.shape.rope_multiplier
         self._rotations = rotations.to(self.device)  # [max_positions, head_dim / 2]
+        self._floor = torch.tensor([[(self.hidden_size * self.shape.rms_norm_eps) ** 0.5]], device=self.device)
+        self._scale = self.shape.head_dim**-0.5
+        self._workspaces: dict[int, Workspace] = {}  # by the rows of a tile
         self._sequences: dict[int, KeyValueCache] = {}
         self._pending: dict[int, int] = {}
         self._handles = itertools.count()
@@ -157,8 +180,7 @@ class LlamaTarget:
         with torch.inference_mode():
             tiles = self._tiles(rows)
             for index, layer in enumerate(self._layers):
-                for tile in tiles:
-                    self._run_layer(index, layer, tile)
+                self._run_layer(index, layer, tiles)
                 if index in self._taps:
                     column = self._taps.index(index) * width
                     for tile in tiles:
@@ -174,39 +196,38 @@ class LlamaTarget:
             self._pending[sequence] = count
         return TargetOutput(logits, taps)
 
-    def _run_layer(self, index: int, layer: PackedLayer, tile: _Tile) -> None:
-        s, hidden = self.shape, tile.hidden
-        rows, head_dim = hidden.shape[0], self._head_dim
-        group, half = s.heads // s.kv_heads, head_dim // 2
-        qkv = layer.qkv(layer.input_norm(hidden)).float().view(rows, s.heads + 2 * s.kv_heads, head_dim)
-        q, k = qkv.narrow(1, 0, s.heads), qkv.narrow(1, s.heads, s.kv_heads)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = layer.q_norm(q), layer.k_norm(k)
-        q_pairs = torch.view_as_complex(q.view(rows, s.heads, half, 2)).view(rows, s.kv_heads, group, half)
-        k_pairs = torch.view_as_complex(k.view(rows, s.kv_heads, half, 2)).transpose(0, 1)  # [kv_heads, rows, half]
-        v = qkv.narrow(1, s.heads + s.kv_heads, s.kv_heads).transpose(0, 1)  # [kv_heads, rows, head_dim]
-        rotated = torch.empty(s.kv_heads, rows, group, half, dtype=torch.complex64, device=hidden.device)
-        rotate(q_pairs.transpose(0, 1), tile.query_rotation, rotated)
-        queries = torch.view_as_real(rotated).view(s.kv_heads, rows * group, head_dim)
+    def _run_layer(self, index: int, layer: PackedLayer, tiles: Sequence[_Tile]) -> None:
+        # One matrix at a time for all tiles: it stays in the processor's cache while a prompt passes through.
+        floor = self._floor
+        qkv = [layer.qkv(unit_rows(tile.hidden, floor)) for tile in tiles]
+        attended = [self._attend(index, layer, tile, rows) for tile, rows in zip(tiles, qkv, strict=True)]
+        for tile, rows in zip(tiles, attended, strict=True):
+            tile.hidden.add_(layer.out(rows))
+        inner = [silu_product(layer.gate_up(unit_rows(tile.hidden, floor))) for tile in tiles]
+        for tile, rows in zip(tiles, inner, strict=True):
+            tile.hidden.add_(layer.down(rows))
 
+    def _attend(self, index: int, layer: PackedLayer, tile: _Tile, fused: torch.Tensor) -> torch.Tensor:
+        """Store the tile's keys and values and attend; `fused` is q, k and v side by side, one row per token."""
+        work, rows = tile.workspace, fused.shape[0]
+        work.fused.copy_(fused)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            work.q.copy_(layer.q_norm(work.q))
+            work.k.copy_(layer.k_norm(work.k))
+        rotate(work.q_pairs, tile.query_rotation, work.rotated)
         attended = None
         for segment in tile.segments:
-            cache = segment.cache
-            for chunk, slot, low, count in segment.pieces:
-                stored = cache.complex_keys[index][chunk].narrow(1, slot, count)
-                rotate(k_pairs.narrow(1, low, count), tile.rotation.narrow(0, low, count), stored)
-                cache.values[index][chunk].narrow(1, slot, count).copy_(v.narrow(1, low, count))
-            keys = cache.keys[index].narrow(0, 0, segment.chunks)
-            values = cache.values[index].narrow(0, 0, segment.chunks)
-            result = attend(queries, keys, values, segment.mask, s.head_dim**-0.5)
+            for piece in segment.pieces:
+                rotate(piece.k_pairs, piece.rotation, piece.stored_keys[index])
+                piece.stored_values[index].copy_(piece.v)
+            result = attend(segment.queries, segment.keys[index], segment.values[index], segment.mask, self._scale)
             result = result.reshape(rows, -1)  # heads in the order (group, kv_head), as `layer.out` reads them
             if attended is None:
                 attended = result
             else:
                 attended[segment.low : segment.high] = result[segment.low : segment.high]
         assert attended is not None
-        hidden += layer.out(attended.to(hidden.dtype))
-        hidden += layer.down(silu_product(layer.gate_up(layer.post_norm(hidden))))
+        return attended.to(fused.dtype)
 
     def _sequence(self, sequence: int) -> KeyValueCache:
         if sequence not in self._sequences:
@@ -232,24 +253,41 @@ class LlamaTarget:
             padding = [0] * (height - count)
             positions = torch.tensor([position for _, position in mine] + padding, device=self.device)
             ids = F.pad(rows.token_ids[first : first + count].to(self.device), (0, height - count))
+            rotation, work = self._rotations[positions], self._workspace(height)
             segments, low = [], 0
             for _, same in itertools.groupby(mine, key=lambda owner: id(owner[0])):
                 members = list(same)
-                segments.append(self._segment(*members[0], low, low + len(members), height))
+                segments.append(self._segment(*members[0], low, low + len(members), rotation, work))
                 low += len(members)
-            rotation = self._rotations[positions]
-            tiles.append(_Tile(first, count, self.embed(ids), rotation, rotation[:, None], tuple(segments)))
+            tiles.append(_Tile(first, count, self.embed(ids), work, rotation[:, None], tuple(segments)))
         return tiles
 
-    def _segment(self, cache: KeyValueCache, start: int, low: int, high: int, height: int) -> _Segment:
+    def _workspace(self, rows: int) -> Workspace:
+        if rows not in self._workspaces:
+            self._workspaces[rows] = Workspace(self.shape, rows, self.device)
+        return self._workspaces[rows]
+
+    def _segment(
+        self, cache: KeyValueCache, start: int, low: int, high: int, rotation: torch.Tensor, work: Workspace
+    ) -> _Segment:
         """Rows low..high of a tile, the first of them at position `start` of its sequence."""
         chunks = (start + high - low - 1) // self.chunk + 1
-        limits = torch.arange(start - low, start - low + height, device=self.device)
+        limits = torch.arange(start - low, start - low + rotation.shape[0], device=self.device)
         mask = chunk_mask(limits, self.shape.heads // self.shape.kv_heads, chunks, self.chunk)
         pieces, row = [], low
         while row < high:
             chunk, slot = divmod(start + row - low, self.chunk)
             count = min(high - row, self.chunk - slot)
-            pieces.append((chunk, slot, row, count))
+            pieces.append(
+                _Piece(
+                    work.k_pairs[:, row : row + count],
+                    work.v[:, row : row + count],
+                    rotation[row : row + count],
+                    cache.complex_keys[:, chunk, :, slot : slot + count].unbind(0),
+                    cache.values[:, chunk, :, slot : slot + count].unbind(0),
+                )
+            )
             row += count
-        return _Segment(cache, low, high, chunks, mask, tuple(pieces))
+        keys, values = cache.keys[:, :chunks].unbind(0), cache.values[:, :chunks].unbind(0)
+        queries = work.queries.expand(chunks, *work.queries.shape)
+        return _Segment(low, high, keys, values, mask, queries, tuple(pieces))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from k3dspark.errors import BadInput
+from k3dspark.model.packed import native_bf16
 from k3dspark.target.llama import LlamaTarget
-from k3dspark.target.packed import native_bf16
 from k3dspark.target.protocol import Target
 from k3dspark.target.weights import load_llama, read_config, unsupported_reason
 

@@ -64,7 +64,7 @@ class Regenerator:
     def write_shards(
         self, directory: Path, tokens: int, name: str, report: Callable[[dict[str, float]], None] | None = None
     ) -> int:
-        """Write shards `name-00000.safetensors` … until `tokens` answer tokens are made or prompts end; returns them."""
+        """Write shards `name-00000.safetensors` … until `tokens` answer tokens are made or prompts end."""
         directory.mkdir(parents=True, exist_ok=True)
         made, index = 0, 0
         while made < tokens:

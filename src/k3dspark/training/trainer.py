@@ -75,7 +75,7 @@ class Trainer:
                 elapsed = time.perf_counter() - started
                 metrics |= {
                     "step": self.step,
-                    "slots_per_second": blocks / elapsed,
+                    "slots_per_second": self.world * blocks / elapsed,
                     "seconds_left": round((self.settings.steps - self.step) * elapsed / 10),
                 }
                 blocks, started = 0, time.perf_counter()
@@ -122,11 +122,12 @@ class Trainer:
         for optimiser in self.optimisers:
             optimiser.step()
         self.step += 1
+        # Each process holds its share of the global sums; this one's share times their number stands for the whole.
         return {
-            "loss": float(terms.total.detach()),
-            "ce": float(terms.ce),
-            "l1": float(terms.l1),
-            "confidence": float(terms.confidence),
+            "loss": self.world * float(terms.total.detach()),
+            "ce": self.world * float(terms.ce),
+            "l1": self.world * float(terms.l1),
+            "confidence": self.world * float(terms.confidence),
             "gradient_norm": float(norm),
             "learning_rate": rate,
             "acceptance": [round(x, 4) for x in terms.acceptance.tolist()],

@@ -28,20 +28,24 @@ class PackedLinear:
     """y = x Wᵀ + b with W [out, in] laid out once for oneDNN, or plain `F.linear` where that is not possible.
 
     A row of the result depends on the number of rows in the call (kernels are chosen by shape) but not on what the
-    other rows hold: callers that need the same bits always pass the same number of rows.
+    other rows hold: callers that need the same bits always pass the same number of rows. `tile_rows` is that number,
+    or the usual one: a few rows then cost little more than one.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, tile_rows: int, prepack: bool = True) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, tile_rows: int = 8, prepack: bool = True
+    ) -> None:
         self.out_features, self.in_features = weight.shape
+        weight = weight.detach().contiguous()
         self.bias = bias
         self.packed = prepack and weight.device.type == "cpu" and can_prepack(weight.dtype)
-        weight = weight.contiguous()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, tile_rows) if self.packed else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, in] → [rows, out]."""
-        if self.packed:
-            # `.default`: without it every call searches the overloads, which a small model feels.
-            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._weight, self.bias, "none", [], "")
-            return y
-        return F.linear(x, self._weight, self.bias)
+        """x [..., in] → [..., out]."""
+        if not self.packed:
+            return F.linear(x, self._weight, self.bias)
+        flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
+        # `.default`: without it every call searches the overloads, which a small model feels.
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(flat, self._weight, self.bias, "none", [], "")
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)

@@ -1,0 +1,63 @@
+"""Long work shown: a bar on a terminal, a plain line every few seconds elsewhere. Always on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+LINE_SECONDS = 5.0
+
+
+class Bytes:
+    """Progress in bytes through named stages; use it as a context manager."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+        self._stage = ""
+        self._last_line = 0.0
+
+    def __enter__(self) -> Bytes:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
+
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """`done` of `total` bytes of a stage; a new stage begins a new bar."""
+        if self._bar is not None:
+            if stage != self._stage:
+                if self._task is not None:
+                    self._bar.remove_task(self._task)
+                self._task = self._bar.add_task(stage, total=total)
+            self._bar.update(self._task, completed=done, total=total)
+        elif stage != self._stage or time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._last_line = time.monotonic()
+            print(f"{stage}: {done:,} of {total:,} bytes", file=sys.stderr, flush=True)
+        self._stage = stage
