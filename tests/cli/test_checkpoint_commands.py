@@ -144,6 +144,8 @@ def test_inspect_and_explain_start_fast_and_import_nothing_heavy(sparse: Path, a
         heavy, _, seconds = done.stderr.strip().splitlines()[-1].rpartition(" ")
         assert heavy == "[]"
         times.append(float(seconds))
+        if times[-1] < 0.6:
+            break
     assert min(times) < 0.6
 
 

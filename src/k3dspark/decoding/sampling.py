@@ -69,17 +69,29 @@ def _cut(scaled: Tensor, settings: Sequence[SamplingParams]) -> Tensor:
     logits, ids = scaled.topk(best, -1)  # [R, best], descending
     by_k = torch.where(top_k < vocab, logits.gather(-1, top_k.clamp(max=best) - 1), -torch.inf)
     by_min = logits[:, :1] + min_p.log()  # p ≥ min_p · p_max, as logits
-    kept = _sum(probs.masked_fill(scaled < by_k, 0.0)) if any(s.top_k for s in settings) else 1.0  # mass top-k leaves
-    while True:
-        # Off is off: rounding must not let a top-p of 1 cut the tail.
-        reached = (probs.gather(-1, ids).cumsum(-1) >= top_p * kept) & (top_p < 1.0)
-        if best == vocab or bool((reached[:, -1:] | (top_p >= 1.0)).all()):
-            break
-        best = min(vocab, best * 16)
-        logits, ids = scaled.topk(best, -1)
-    last = logits.gather(-1, reached.int().argmax(-1, keepdim=True))
-    by_p = torch.where(reached[:, -1:], last, -torch.inf)
+    kept = torch.ones_like(top_p)
+    if any(s.top_k for s in settings):
+        kept = _sum(probs.masked_fill(scaled < by_k, 0.0))  # mass that top-k leaves
+    needed = top_p * kept
+    reached = probs.gather(-1, ids).cumsum(-1) >= needed  # [R, best]
+    by_p = logits.gather(-1, reached.int().argmax(-1, keepdim=True))
+    # Off is off: rounding must not let a top-p of 1 cut the tail.
+    by_p = torch.where(top_p < 1.0, by_p, -torch.inf)
+    for row in (~reached[:, -1] & (top_p[:, 0] < 1.0)).nonzero().flatten().tolist():
+        by_p[row] = _nucleus(scaled[row], probs[row], needed[row], kept[row])
     return torch.maximum(torch.maximum(by_p, by_k), by_min)
+
+
+def _nucleus(logits: Tensor, probs: Tensor, needed: Tensor, kept: Tensor) -> Tensor:
+    """The smallest logit [1] of the most probable tokens that together hold `needed`, for one flat row [V].
+
+    The last of them has more than (kept − needed) / V, or the tokens from it on could not hold the rest of `kept`; so
+    most of a vocabulary need not be sorted.
+    """
+    able = (probs > (kept - needed) / len(probs)).nonzero().flatten()
+    ordered, order = logits[able].sort(descending=True)
+    reached = probs[able[order]].cumsum(-1) >= needed
+    return torch.where(reached[-1:], ordered[reached.int().argmax()], -torch.inf)
 
 
 def draw(mass: Tensor, uniform: Tensor) -> Tensor:
