@@ -76,15 +76,11 @@ def test_a_garbled_generation_config_is_refused(tmp_path: Path) -> None:
         load_pair(tmp_path, None)
 
 
-packaged = pytest.mark.skipif(not (EMBEDDED_DRAFT / "model.safetensors").is_file(), reason="no draft is packaged yet")
-
-
 @pytest.fixture(scope="module")
 def embedded() -> ModelPair:
     return load_embedded_pair()
 
 
-@packaged
 def test_the_packaged_pair_answers_and_its_draft_changes_nothing_but_the_number_of_passes(embedded: ModelPair) -> None:
     prompt = embedded.chat_ids("What is the capital of France?")
     params = SamplingParams(max_new_tokens=24, stop_token_ids=embedded.stop_ids)
@@ -94,7 +90,6 @@ def test_the_packaged_pair_answers_and_its_draft_changes_nothing_but_the_number_
     assert comparison.speculative.stats.rounds < comparison.plain.stats.rounds
 
 
-@packaged
 def test_the_packaged_draft_is_small_and_says_how_it_was_made() -> None:
     files = {path.name: path.stat().st_size for path in EMBEDDED_DRAFT.iterdir()}
     assert {"config.json", "model.safetensors", "README.md"} <= files.keys()

@@ -149,3 +149,25 @@ def test_prompts_that_overlap_the_held_out_ones_are_never_used(weights: LlamaWei
     assert prompts
     again = regenerator(weights, seed=3, held_out=prompts[:2])._prompts()
     assert not set(prompts[:2]) & set(again)
+
+
+def test_a_checkpoint_of_another_draft_is_refused(deep_target: Path, shards: Path, tmp_path: Path) -> None:
+    settings = replace(FAST, steps=1)
+    job = TrainJob(deep_target, tmp_path, shards, answer_tokens=0, shape=SHAPE, settings=settings)
+    train(job, lambda *_: None)
+    with pytest.raises(BadInput, match="checkpoint of another draft"):
+        train(replace(job, shape=replace(SHAPE, layers=1)), lambda *_: None)
+
+
+def test_a_damaged_checkpoint_is_named(deep_target: Path, shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "state.safetensors").write_bytes(b"not a checkpoint")
+    job = TrainJob(deep_target, tmp_path, shards, answer_tokens=0, shape=SHAPE, settings=FAST)
+    with pytest.raises(BadInput, match=r"state\.safetensors cannot be read"):
+        train(job, lambda *_: None)
+
+
+def test_an_output_that_cannot_be_written_is_refused(deep_target: Path, shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    job = TrainJob(deep_target, tmp_path / "file" / "out", shards, answer_tokens=0, shape=SHAPE, settings=FAST)
+    with pytest.raises(BadInput, match="cannot write"):
+        train(job, lambda *_: None)

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from torch.multiprocessing.spawn import spawn
 from transformers import AutoTokenizer
 
 from k3dspark.errors import BadInput
@@ -24,6 +22,7 @@ from k3dspark.model.loading import save_draft
 from k3dspark.target.batch import BatchForward
 from k3dspark.target.weights import LlamaShape, LlamaWeights, load_llama, read_config
 from k3dspark.training.initialise import draft_vocabulary, initialise, tap_scale
+from k3dspark.training.processes import run_stage
 from k3dspark.training.regenerate import RegenerateSettings, Regenerator
 from k3dspark.training.shards import ShardStore
 from k3dspark.training.trainer import Trainer, TrainSettings, settings_record
@@ -70,9 +69,14 @@ class TrainJob:
 def train(job: TrainJob, report: Report) -> dict[str, Any]:
     """Run the stages; returns the record that is also written beside the draft in `job.out`."""
     shape = LlamaShape.from_config(read_config(job.target))
-    job.out.mkdir(parents=True, exist_ok=True)
-    _run(_regenerate_worker, job, report)
-    _run(_train_worker, job, report)
+    for directory in (job.out, job.data):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"cannot write to {directory}", str(error), "choose another directory") from error
+    rendezvous = job.out / "rendezvous"
+    run_stage(_regenerate_worker, job.processes, rendezvous, job, report)
+    run_stage(_train_worker, job.processes, rendezvous, job, report)
     return export(job, shape)
 
 
@@ -147,23 +151,12 @@ def default_taps(layers: int) -> list[int]:
 # -- stages ----------------------------------------------------------------------------------------------------------
 
 
-def _run(worker: Callable[..., None], job: TrainJob, report: Report) -> None:
-    """Run a stage in this process, or in `job.processes` of them (each with one share of the threads)."""
-    if job.processes == 1:
-        worker(0, job, None, report)
-        return
-    rendezvous = job.out / "rendezvous"
-    rendezvous.unlink(missing_ok=True)
-    spawn(worker, args=(job, rendezvous, report), nprocs=job.processes, join=True)
-    rendezvous.unlink(missing_ok=True)
-
-
-def _regenerate_worker(rank: int, job: TrainJob, rendezvous: Path | None, report: Report) -> None:
+def _regenerate_worker(rank: int, job: TrainJob, report: Report) -> None:
     target_tokens = job.answer_tokens // job.processes
     have = _answer_tokens(job.data) // job.processes
     if have >= target_tokens:
         return
-    _limit_threads(job)
+    torch.set_flush_denormal(True)
     weights = load_llama(job.target)
     seed = job.regenerate.seed * 1000 + len(list(job.data.glob("*.safetensors"))) * job.processes + rank
     settings = RegenerateSettings(**{**asdict(job.regenerate), "seed": seed})
@@ -173,25 +166,19 @@ def _regenerate_worker(rank: int, job: TrainJob, rendezvous: Path | None, report
         _stop_ids(job.target),
         settings,
         read_prompts(job.held_out) if job.held_out else [],
-        read_prompts(job.prompts) if job.prompts else None,
+        read_prompts(job.prompts)[rank :: job.processes] if job.prompts else None,
     )
     report_rank = report if rank == 0 else lambda *_: None
     worker.write_shards(job.data, target_tokens - have, f"s{seed}", lambda m: report_rank("regenerate", m))
 
 
-def _train_worker(rank: int, job: TrainJob, rendezvous: Path | None, report: Report) -> None:
-    _limit_threads(job)
-    if rendezvous is not None:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{rendezvous.absolute()}", rank=rank, world_size=job.processes
-        )
+def _train_worker(rank: int, job: TrainJob, report: Report) -> None:
+    torch.set_flush_denormal(True)  # tiny Adam moments would otherwise slow every step
     store = ShardStore(job.data)
     model = new_draft(job, load_llama(job.target), store)
     trainer = Trainer(model, store, job.settings, job.out)
     trainer.resume()
     trainer.run(lambda m: report("train", m) if rank == 0 else None, time.time() + 60 * job.minutes)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def new_draft(job: TrainJob, weights: LlamaWeights, store: ShardStore) -> K3DSparkModel:
@@ -268,12 +255,6 @@ def read_prompts(path: Path) -> list[str]:
         raise BadInput(
             f"{path} is not a prompt file", f"a line has no JSON object with a prompt ({error!r})", "see docs/train.md"
         ) from error
-
-
-def _limit_threads(job: TrainJob) -> None:
-    torch.set_flush_denormal(True)  # tiny Adam moments would otherwise slow every step
-    if job.processes > 1:
-        torch.set_num_threads(max((os.cpu_count() or 1) // job.processes, 1))
 
 
 def _answer_tokens(data: Path) -> int:

@@ -169,25 +169,34 @@ class Trainer:
         os.replace(temporary, self.out / "state.safetensors")
 
     def resume(self) -> bool:
-        """Continue from `out` if a checkpoint is there."""
+        """Continue from `out` if a checkpoint is there. Raises `BadInput` when it belongs to another draft."""
         path = self.out / "state.safetensors"
         if not path.is_file():
             return False
-        with safe_open(path, framework="pt") as handle:
-            self.step = int(handle.metadata()["step"])
-            names = list(handle.keys())
-            parameters = dict(self.model.named_parameters())
-            with torch.no_grad():
-                for name in names:
-                    if name.startswith("model."):
-                        parameters[name.removeprefix("model.")].copy_(handle.get_tensor(name))
-            for index, optimiser in enumerate(self.optimisers):
-                states: dict[int, dict[str, Tensor]] = {}
-                prefix = f"optimiser.{index}."
-                for name in (n for n in names if n.startswith(prefix)):
-                    number, key = name.removeprefix(prefix).split(".", 1)
-                    states.setdefault(int(number), {})[key] = handle.get_tensor(name)
-                optimiser.load_state_dict({**optimiser.state_dict(), "state": states})
+        try:
+            with safe_open(path, framework="pt") as handle:
+                self.step = int(handle.metadata()["step"])
+                stored = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 - not a mapping
+        except Exception as error:  # safetensors raises its own type, OSError or ValueError by damage
+            raise BadInput(f"{path} cannot be read", str(error), "delete it to start again from nothing") from error
+        trainable = {f"model.{n}": p for n, p in self.model.named_parameters() if p.requires_grad}
+        shapes = {name: tuple(t.shape) for name, t in stored.items() if name.startswith("model.")}
+        if shapes != {name: tuple(p.shape) for name, p in trainable.items()}:
+            raise BadInput(
+                f"{path} is the checkpoint of another draft",
+                "its tensors have other names or shapes than the options of this run ask for",
+                "give the options it was started with, or another --out",
+            )
+        with torch.no_grad():
+            for name, parameter in trainable.items():
+                parameter.copy_(stored[name])
+        for index, optimiser in enumerate(self.optimisers):
+            states: dict[int, dict[str, Tensor]] = {}
+            prefix = f"optimiser.{index}."
+            for name in (n for n in stored if n.startswith(prefix)):
+                number, key = name.removeprefix(prefix).split(".", 1)
+                states.setdefault(int(number), {})[key] = stored[name]
+            optimiser.load_state_dict({**optimiser.state_dict(), "state": states})
         return True
 
     def _log(self, metrics: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:

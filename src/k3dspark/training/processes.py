@@ -1,0 +1,67 @@
+"""Running a stage in one process or several, with errors and interrupts that arrive as they should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing import get_context
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
+
+from k3dspark.errors import BadInput, EngineFault, K3DSparkError
+
+Worker = Callable[..., None]
+
+
+def run_stage(worker: Worker, processes: int, rendezvous: Path, *arguments: Any) -> None:
+    """Call worker(rank, *arguments) in this process, or in `processes` of them joined by torch.distributed (gloo).
+
+    `arguments` must be picklable when there are several. A `K3DSparkError` of a worker is raised here; any other end
+    of a worker is an `EngineFault`. Each worker has an equal share of the cores.
+    """
+    if processes == 1:
+        worker(0, *arguments)
+        return
+    rendezvous.unlink(missing_ok=True)
+    errors: SimpleQueue[tuple[str, str, str]] = get_context("spawn").SimpleQueue()
+    try:
+        # Daemons: an interrupt of this process ends them too.
+        start_processes(
+            _work, (worker, processes, rendezvous, errors, arguments), processes, daemon=True, start_method="spawn"
+        )
+    except ProcessExitedException as ended:
+        if not errors.empty():
+            raise BadInput(*errors.get()) from ended
+        raise EngineFault(
+            "a training process ended early",
+            f"it exited with {ended.exit_code}; a process killed for memory looks like this",
+            "look at the lines above, then give the same command again: it resumes",
+        ) from ended
+    finally:
+        rendezvous.unlink(missing_ok=True)
+
+
+def _work(
+    rank: int,
+    worker: Worker,
+    processes: int,
+    rendezvous: Path,
+    errors: SimpleQueue[tuple[str, str, str]],
+    arguments: tuple[Any, ...],
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports the interrupt, once
+    torch.set_num_threads(max((os.cpu_count() or 1) // processes, 1))
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous.absolute()}", rank=rank, world_size=processes)
+    try:
+        worker(rank, *arguments)
+        dist.destroy_process_group()
+    except K3DSparkError as error:
+        errors.put((error.what, error.why, error.remedy))
+        sys.exit(error.exit_status)
