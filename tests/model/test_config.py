@@ -130,6 +130,13 @@ def test_optional_counts_follow_from_what_is_stated() -> None:
     assert config.mapping() == {**stated}
 
 
+def test_null_stands_for_the_default_and_stays_null_in_the_file() -> None:
+    stated = {**published_config(), "block_size": None, "hidden_act": None, "tie_word_embeddings": None}
+    config = K3DSparkConfig(**stated)
+    assert (config.block_size, config.hidden_act, config.tie_word_embeddings) == (7, "silu", False)
+    assert config.mapping() == stated
+
+
 def test_torch_dtypes_are_accepted_where_files_have_strings() -> None:
     config = K3DSparkConfig(**{**tiny_config(), "torch_dtype": torch.float16})
     assert config.dtype is torch.float16

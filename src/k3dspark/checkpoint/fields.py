@@ -196,9 +196,9 @@ def value_of(config: Mapping[str, Any], name: str) -> Any:
             return config.get("torch_dtype") or config.get("dtype")
         case "rope_theta":
             return rope_parameters(config).get("rope_theta")
-    value = config.get(name, MISSING)
-    field = BY_NAME[name]
-    return field.default if value is MISSING and not field.required else value
+    value, field = config.get(name), BY_NAME[name]
+    # null means absent: transformers writes it for what was never set
+    return field.default if value is None and not field.required else value
 
 
 def _twin(config: Mapping[str, Any], name: str) -> Any:

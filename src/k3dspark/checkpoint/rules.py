@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from k3dspark.checkpoint import rule_checks as checks
 from k3dspark.checkpoint.fields import (
     FIELDS,
     ROPE_FIELDS,
     Field,
-    describe,
     rope_parameters,
-    stated_causality,
-    value_of,
 )
 from k3dspark.errors import BadInput
 
@@ -123,140 +121,6 @@ def _kind_check(field: Field, scope: Callable[[Config], Config]) -> Callable[[Co
     return check
 
 
-def _yarn(config: Config) -> bool:
-    return rope_parameters(config).get("rope_type") == "yarn"
-
-
-def _get(config: Config, *names: str) -> list[Any]:
-    return [value_of(config, name) for name in names]
-
-
-def _theta_stated(config: Config) -> str | None:
-    return "it is stated nowhere" if value_of(config, "rope_theta") is None else None
-
-
-def _theta_agrees(config: Config) -> str | None:
-    outer, inner = config.get("rope_theta"), rope_parameters(config)["rope_theta"]
-    if outer is None or outer == inner:
-        return None
-    return f"it is {describe(outer)}, but rope_parameters.rope_theta is {describe(inner)}"
-
-
-def _yarn_has(name: str) -> Callable[[Config], str | None]:
-    return lambda config: "it is missing" if rope_parameters(config).get(name) is None else None
-
-
-def _product(config: Config) -> str | None:
-    factor, original, longest = _get(
-        config,
-        "rope_parameters.factor",
-        "rope_parameters.original_max_position_embeddings",
-        "max_position_embeddings",
-    )
-    if factor * original == longest:
-        return None
-    return f"{factor:g} × {original} = {factor * original:.0f}, but max_position_embeddings is {longest}"
-
-
-def _product_blame(config: Config) -> str:
-    """The one of the three that differs from the published draft, when the other two do not."""
-    different = [name for name, published in _PUBLISHED_WINDOW.items() if value_of(config, name) != published]
-    return different[0] if len(different) == 1 else "rope_parameters.factor"
-
-
-def _betas(config: Config) -> str | None:
-    fast, slow = _get(config, "rope_parameters.beta_fast", "rope_parameters.beta_slow")
-    fast, slow = 32.0 if fast is None else fast, 1.0 if slow is None else slow
-    return None if fast > slow else f"it is {fast:g}, and beta_slow is {slow:g}"
-
-
-def _taps_sorted(config: Config) -> str | None:
-    ids = config["target_layer_ids"]
-    return None if ids == sorted(ids) else f"it is {describe(ids)}"
-
-
-def _taps_distinct(config: Config) -> str | None:
-    ids = config["target_layer_ids"]
-    doubled = sorted({i for i in ids if ids.count(i) > 1}) if len(ids) <= 1024 else []
-    return f"layer {doubled[0]} stands there more than once" if doubled else None
-
-
-def _taps_in_range(config: Config) -> str | None:
-    ids, layers = config["target_layer_ids"], config["target_num_hidden_layers"]
-    outside = [i for i in ids if i >= layers]
-    return f"layer {outside[0]} does not exist in a target of {layers} layers" if outside else None
-
-
-def _taps_counted(config: Config) -> str | None:
-    ids, count = config["target_layer_ids"], value_of(config, "num_target_layers")
-    return None if len(ids) == count else f"it has {len(ids)} layers, but num_target_layers is {count}"
-
-
-def _kv_heads(config: Config) -> str | None:
-    heads, kv = _get(config, "num_attention_heads", "num_key_value_heads")
-    return None if heads == kv else f"it is {kv}, and num_attention_heads is {heads}"
-
-
-def _even(config: Config) -> str | None:
-    width = config["qk_rope_head_dim"]
-    return None if width % 2 == 0 else f"it is {width}"
-
-
-def _in_vocabulary(name: str) -> Callable[[Config], str | None]:
-    def check(config: Config) -> str | None:
-        value, vocabulary = config.get(name), config["vocab_size"]
-        outside = [i for i in (value if isinstance(value, list) else [value]) if i is not None and i >= vocabulary]
-        return f"it is {outside[0]}, but vocab_size is {vocabulary}" if outside else None
-
-    return check
-
-
-def _mask_is_own(config: Config) -> str | None:
-    mask = config["mask_token_id"]
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        value = config.get(name)
-        if value is not None and mask in (value if isinstance(value, list) else [value]):
-            return f"it is {mask}, the same as {name}"
-    return None
-
-
-def _mask_agrees(config: Config) -> str | None:
-    inner = (config.get("dflash_config") or {}).get("mask_token_id")
-    mask = config["mask_token_id"]
-    return None if inner is None or inner == mask else f"it is {mask}, but dflash_config.mask_token_id is {inner}"
-
-
-def _draft_vocabulary(config: Config) -> str | None:
-    draft, whole = _get(config, "draft_vocab_size", "vocab_size")
-    return None if draft <= whole else f"it is {draft}, but vocab_size is {whole}"
-
-
-def _dtype_agrees(config: Config) -> str | None:
-    old, new = config.get("torch_dtype"), config.get("dtype")
-    return f"it is {old}, but dtype is {new}" if old and new and old != new else None
-
-
-def _off(name: str) -> Callable[[Config], str | None]:
-    return lambda config: "it is true" if config.get(name) else None
-
-
-def _shared(config: Config) -> str | None:
-    own, target = config["hidden_size"], config["target_hidden_size"]
-    return None if own == target else f"hidden_size is {own}, but target_hidden_size is {target}"
-
-
-def _causality_stated(config: Config) -> str | None:
-    if config["num_hidden_layers"] == 5 or stated_causality(config) is not None:
-        return None
-    return "it is not stated; bidirectional is assumed"
-
-
-_PUBLISHED_WINDOW: Final = {
-    "rope_parameters.factor": 32.0,
-    "rope_parameters.original_max_position_embeddings": 32768,
-    "max_position_embeddings": 1048576,
-}
-
 _FROM_SOURCE: Final = "take config.json again from where the weights came from"
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -267,7 +131,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it must equal num_attention_heads",
         "MLA shares one latent among all heads and has no grouped keys; another value is another network",
         _FROM_SOURCE,
-        _kv_heads,
+        checks.kv_heads,
     ),
     Rule(
         "heads.rope_even",
@@ -275,7 +139,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it must be even",
         "rotary positions turn pairs of numbers",
         _FROM_SOURCE,
-        _even,
+        checks.even,
     ),
     Rule(
         "mla.nope",
@@ -283,7 +147,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it must be false",
         "the draft rotates its positions; true is the target's variant, loads without complaint and loses acceptance",
         "set it to false, as in the published config.json",
-        _off("mla_use_nope"),
+        checks.off("mla_use_nope"),
     ),
     Rule(
         "mla.output_gate",
@@ -291,7 +155,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it must be false",
         "the gate needs a g_proj tensor in each layer, which this kind of draft does not have",
         "set it to false, as in the published config.json",
-        _off("mla_use_output_gate"),
+        checks.off("mla_use_output_gate"),
     ),
     Rule(
         "rope.theta_stated",
@@ -299,7 +163,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it must be stated, there or in rope_parameters",
         "a class default (10000) would rotate every position wrongly",
         "add rope_theta; the published value is 50000.0",
-        _theta_stated,
+        checks.theta_stated,
     ),
     Rule(
         "rope.theta_agrees",
@@ -307,7 +171,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it must equal rope_parameters.rope_theta",
         "engines read one or the other, and would rotate differently",
         "give both the value that training used; the published value is 50000.0",
-        _theta_agrees,
+        checks.theta_agrees,
     ),
     *(
         Rule(
@@ -316,8 +180,8 @@ RULES: Final[tuple[Rule, ...]] = (
             "YaRN needs it",
             consequence,
             f"add it to rope_parameters; the published value is {published}",
-            _yarn_has(name),
-            applies=_yarn,
+            checks.yarn_has(name),
+            applies=checks.yarn,
         )
         for name, published, consequence in (
             ("factor", "32.0", "positions past the original length cannot be placed"),
@@ -342,9 +206,9 @@ RULES: Final[tuple[Rule, ...]] = (
         "factor × original_max_position_embeddings must equal max_position_embeddings",
         "the frequencies would not be those of training, and acceptance falls with the length of the context",
         "restore all three; published: 32.0 × 32768 = 1048576",
-        _product,
-        applies=_yarn,
-        blame=_product_blame,
+        checks.product,
+        applies=checks.yarn,
+        blame=checks.product_blame,
     ),
     Rule(
         "rope.betas",
@@ -352,8 +216,8 @@ RULES: Final[tuple[Rule, ...]] = (
         "beta_fast must be above beta_slow",
         "the ramp between the two frequency bands would run backwards",
         "restore both; published: 32 and 1",
-        _betas,
-        applies=_yarn,
+        checks.betas,
+        applies=checks.yarn,
     ),
     Rule(
         "taps.in_range",
@@ -361,7 +225,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "every layer must exist in the target (0-based)",
         "there is no hidden state to take",
         _FROM_SOURCE + "; do not add one to the ids, engines do that themselves where they need it",
-        _taps_in_range,
+        checks.taps_in_range,
     ),
     Rule(
         "taps.distinct",
@@ -369,7 +233,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "no layer may stand there twice",
         "context_proj was trained on different layers; a doubled one feeds it the wrong state",
         _FROM_SOURCE,
-        _taps_distinct,
+        checks.taps_distinct,
     ),
     Rule(
         "taps.sorted",
@@ -377,7 +241,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "the layers must ascend",
         "taps are concatenated in ascending order; another order feeds every column block the wrong layer",
         _FROM_SOURCE,
-        _taps_sorted,
+        checks.taps_sorted,
     ),
     Rule(
         "taps.count",
@@ -385,7 +249,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it must hold num_target_layers layers",
         "context_proj has one column block for each tap",
         _FROM_SOURCE,
-        _taps_counted,
+        checks.taps_counted,
     ),
     *(
         Rule(
@@ -394,7 +258,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "it must lie within the vocabulary",
             "its embedding row does not exist",
             _FROM_SOURCE,
-            _in_vocabulary(f"{name}_token_id"),
+            checks.in_vocabulary(f"{name}_token_id"),
         )
         for name in ("mask", "bos", "eos", "pad")
     ),
@@ -404,7 +268,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it must equal dflash_config.mask_token_id where that is stated",
         "engines read one or the other, and slots after the first would see another token",
         _FROM_SOURCE,
-        _mask_agrees,
+        checks.mask_agrees,
     ),
     Rule(
         "ids.mask_own",
@@ -412,7 +276,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it should be a token of its own",
         "an id shared with a real token usually is a wrong id, and costs acceptance at every slot but the first",
         "compare with the published config.json (163837)",
-        _mask_is_own,
+        checks.mask_is_own,
         severity="warning",
     ),
     Rule(
@@ -421,7 +285,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it must not exceed vocab_size",
         "the draft would propose tokens that the target does not have",
         _FROM_SOURCE,
-        _draft_vocabulary,
+        checks.draft_vocabulary,
     ),
     Rule(
         "dtype.agrees",
@@ -429,7 +293,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "it must equal dtype where both are stated",
         "engines read one or the other",
         "keep the one that the weights have",
-        _dtype_agrees,
+        checks.dtype_agrees,
     ),
     Rule(
         "embeddings.shared",
@@ -437,7 +301,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "sharing the target's embeddings needs equal widths",
         "the target's embedding rows do not fit the draft's layers",
         "store embed_tokens and lm_head with the draft instead",
-        _shared,
+        checks.shared,
         applies=lambda config: bool(config.get("share_target_embeddings")),
     ),
     Rule(
@@ -446,7 +310,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "a draft of other than 5 layers should state it",
         "the public 3-layer drafts are causal, and the wrong mask costs about a token of acceptance length",
         "add block_causal to config.json as the model was trained",
-        _causality_stated,
+        checks.causality_stated,
         severity="warning",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -115,29 +116,37 @@ def _print(explained: ExplainedConfig, lang: str, published: bool, with_figures:
     console = Console(highlight=False)
     if published and with_figures:
         console.print(words["published"])
+    # One text printed once: rich takes its time over each print.
+    console.print(Text.assemble(*_paragraphs(explained, words)), soft_wrap=True)
+    if not with_figures:
+        return
+    if explained.unknown:
+        console.print(Text(f"{words['unknown']}: {clean(', '.join(explained.unknown))}\n", "dim"), soft_wrap=True)
+    console.print(Text(words["figures"], "bold underline"))
+    if explained.unusable is not None:
+        console.print(Text(f"{words['unusable']}: {clean(explained.unusable)}", "bold red"), soft_wrap=True)
+    _print_figures(console, explained, lang)
+
+
+def _paragraphs(explained: ExplainedConfig, words: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """(text, style) pieces of every field."""
     section = None
     for field in explained.fields:
         if field.section != section:
             section = field.section
-            console.print(Text(f"\n{explained.sections[section]}", "bold underline"))
-        value = "" if field.value is None else json.dumps(field.value, ensure_ascii=False)
-        how = "" if field.stated else words["absent" if field.value is None else "default"]
-        heading = Text.assemble("\n", (field.name, "bold cyan"), f" = {clean(value)}" if value else "")
-        console.print(heading.append(f"  ({how})" if how else "", "dim"), soft_wrap=True)
+            yield f"\n{explained.sections[section]}\n", "bold underline"
+        yield f"\n{field.name}", "bold cyan"
+        if field.value is not None:
+            yield f" = {clean(json.dumps(field.value, ensure_ascii=False))}", ""
+        if not field.stated:
+            yield f"  ({words['absent' if field.value is None else 'default']})", "dim"
         for name in ("meaning", "decides", "breaks"):
-            console.print(Text.assemble(("  " + words[name] + ": ", "dim"), getattr(field, name)), soft_wrap=True)
+            yield f"\n  {words[name]}: ", "dim"
+            yield getattr(field, name), ""
         if field.problem is not None:
-            console.print(
-                Text.assemble(("  " + words["problem"] + ": ", "bold red"), clean(field.problem)), soft_wrap=True
-            )
-    if not with_figures:
-        return
-    if explained.unknown:
-        console.print(Text(f"\n{words['unknown']}: {clean(', '.join(explained.unknown))}", "dim"))
-    console.print(Text(f"\n{words['figures']}", "bold underline"))
-    if explained.unusable is not None:
-        console.print(f"{words['unusable']}: {clean(explained.unusable)}", style="bold red", markup=False)
-    _print_figures(console, explained, lang)
+            yield f"\n  {words['problem']}: ", "bold red"
+            yield clean(field.problem), ""
+        yield "\n", ""
 
 
 def _print_figures(console: Any, explained: ExplainedConfig, lang: str) -> None:

@@ -98,25 +98,21 @@ def _print_tensors(console: Any, inspection: Inspection) -> None:
 
 
 def _print_rules(console: Any, inspection: Inspection, every_rule: bool) -> None:
+    from rich.text import Text
+
     kinds = [verdict for verdict in inspection.verdicts if verdict.rule.id.startswith("kind.")]
     relations = [verdict for verdict in inspection.verdicts if not verdict.rule.id.startswith("kind.")]
-    passed = sum(verdict.status == "pass" for verdict in kinds)
-    rows = table(("rule", "left"), ("verdict", "left"), ("config field", "left"), ("must hold", "left"))
+    lines = Text("rules of config.json\n", "bold")
     if not every_rule:
-        rows.add_row("kind.*", f"{passed} of {len(kinds)} pass", "", "every field is of its kind and within its bounds")
+        passed = sum(verdict.status == "pass" for verdict in kinds)
+        lines.append(f"  pass  kind.*: {passed} of {len(kinds)} fields are of their kind and within their bounds\n")
         kinds = [verdict for verdict in kinds if verdict.status != "pass"]
     for verdict in [*kinds, *relations]:
-        style = _STYLES[verdict.status]
-        must = verdict.rule.must if verdict.status == "pass" else f"{verdict.rule.must}; {verdict.found}"
-        rows.add_row(verdict.rule.id, f"[{style}]{verdict.status}[/]", verdict.field, _plain(must))
-    console.print(rows)
-    console.print()
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(clean(text))
+        rule = verdict.rule
+        found = "" if verdict.status == "pass" else f" ({verdict.found})"
+        lines.append(f"  {verdict.status}  ", _STYLES[verdict.status])
+        lines.append(clean(f"{rule.id}: {verdict.field}: {rule.must}{found}\n"))
+    console.print(lines, soft_wrap=True)
 
 
 def _print_finding(console: Any, finding: Finding) -> None:

@@ -89,6 +89,8 @@ def _nucleus(logits: Tensor, probs: Tensor, needed: Tensor, kept: Tensor) -> Ten
     most of a vocabulary need not be sorted.
     """
     able = (probs > (kept - needed) / len(probs)).nonzero().flatten()
+    if not len(able):  # NaN: nothing to cut here, the judge reports it
+        return needed.new_full((1,), -torch.inf)
     ordered, order = logits[able].sort(descending=True)
     reached = probs[able[order]].cumsum(-1) >= needed
     return torch.where(reached[-1:], ordered[reached.int().argmax()], -torch.inf)
