@@ -19,7 +19,7 @@ from k3dspark.checkpoint.report import inspection_as_json
 from k3dspark.checkpoint.synth import synthesise
 from k3dspark.errors import K3DSparkError
 
-ROUNDS = 60
+ROUNDS = 40
 MEASURED = 5
 SNIPPETS = [
     b"", b"\0", b"\xff\xff", b"{", b"}", b"[", b"]", b'"', b",", b":", b"-1", b"1e999", b"NaN", b"null", b"true",

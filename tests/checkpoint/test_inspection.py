@@ -412,3 +412,22 @@ def test_inspection_stays_within_64_mib(pair: Path) -> None:
     finally:
         tracemalloc.stop()
     assert [finding.id for finding in inspection.findings] == ["tensor.missing", "tensor.surplus"]
+
+
+def test_many_large_headers_do_not_add_up(pair: Path) -> None:
+    draft = pair / "draft"
+    shutil.rmtree(draft / ".k3dspark")
+    (draft / "model.safetensors").unlink()
+    entry = b'"t%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    shards = [f"model-{shard:05}.safetensors" for shard in range(6)]
+    for shard, name in enumerate(shards):
+        header = b"{" + b",".join(entry % i for i in range(shard * 15_000, (shard + 1) * 15_000)) + b"}"
+        (draft / name).write_bytes(struct.pack("<Q", len(header)) + header)
+    (draft / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {n: n for n in shards}}))
+    tracemalloc.start()
+    try:
+        found = errors(inspect_checkpoint(draft))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert ("file.too_many_tensors", shards[1]) in found

@@ -23,7 +23,8 @@ from k3dspark.checkpoint.rules import Verdict, evaluate, explain
 from k3dspark.checkpoint.tensor_check import TensorSummary, can_say_tensors, compare_tensors, summary
 from k3dspark.errors import BadInput
 
-LISTED: Final = 1000  # directory entries that a report names; more are counted
+LISTED: Final = 1000  # directory entries that a report names
+MAX_TENSORS: Final = 20_000  # in all files together: what a header of the largest accepted size holds
 
 
 @dataclass(frozen=True)
@@ -210,8 +211,12 @@ def _read_headers(state: _State, names: list[str]) -> None:
             state.file_fault(_pointer_finding(path.name, pointer, path.stat().st_size))
             continue
         try:
-            state.headers[path.name] = read_header(path)
-            state.headers[path.name].require_whole()
+            header = read_header(path)
+            if sum(len(h.tensors) for h in (*state.headers.values(), header)) > MAX_TENSORS:
+                state.file_fault(_too_many(path.name))
+                return
+            state.headers[path.name] = header
+            header.require_whole()
         except MalformedFile as problem:
             state.file_fault(error(f"file.{problem.kind}", path.name, problem.what, problem.why, problem.remedy))
         except BadInput as problem:
@@ -226,6 +231,16 @@ def _pointer_finding(name: str, pointer: Pointer, size: int) -> Finding:
         f"the real file has {pointer.size:,} bytes (sha256 {pointer.sha256})",
         "run `git lfs install && git lfs pull` in the clone, or `git lfs fetch --recent && git lfs checkout`, "
         "or `k3dspark fetch --repull --to DIR`",
+    )
+
+
+def _too_many(name: str) -> Finding:
+    return error(
+        "file.too_many_tensors",
+        name,
+        f"with {name} there are more than {MAX_TENSORS:,} tensors",
+        "a draft has some dozens; these files are of another kind of model, or made to exhaust memory",
+        "check that this is the draft's directory",
     )
 
 
