@@ -8,7 +8,7 @@ import os
 # threads only wait for each other, for minutes where the cores are busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from hypothesis import HealthCheck, settings  # noqa: E402 - after the environment is set
+from hypothesis import HealthCheck, settings
 
 # No test asserts speed: a busy machine must not fail one.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
