@@ -244,10 +244,12 @@ def _draw(logits: Tensor, sampling: DraftSampling, slot: int) -> tuple[Tensor, T
     probs = (logits / sampling.temperature.clamp(min=1e-5)[:, None]).softmax(-1)
     one_hot = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(probs.dtype)
     probs = torch.where(cold[:, None], one_hot, probs)
-    cumulative = probs.cumsum(-1)
+    # The sum runs in fp64 where the device has it: in fp32 rare tokens would be drawn a little too often or too rarely.
+    wide = torch.float64 if probs.device.type in ("cpu", "cuda") else probs.dtype
+    cumulative = probs.to(wide).cumsum(-1)
     total = cumulative[:, -1:]
     # Strictly below the total, or rounding could draw a column of probability zero at the end.
     threshold = torch.minimum(
-        sampling.uniforms[:, slot, None].to(probs) * total, total.nextafter(torch.zeros_like(total))
+        sampling.uniforms[:, slot, None].to(cumulative) * total, total.nextafter(torch.zeros_like(total))
     )
     return (cumulative <= threshold).sum(-1), probs
