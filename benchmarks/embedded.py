@@ -183,7 +183,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 def shown(values: list[float], digits: int) -> str:
     low, middle, high = (f"{value:.{digits}f}" for value in values)
-    return f"{middle} [{low}–{high}]"
+    return f"{middle} ({low}–{high})"
 
 
 if __name__ == "__main__":
