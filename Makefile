@@ -19,7 +19,8 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c '$(NEW_ENOUGH)' 2>/dev/null && { echo $$p; break; }; done)
 
-DEMO_PROMPT ?= Write a Python function that returns the largest number in a list, and explain how it works.
+# A prompt that training never saw (benchmarks/prompts/held_out.jsonl).
+DEMO_PROMPT ?= Write a small command line program in Python that guesses a number between 1 and 100.
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
