@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
@@ -213,6 +213,8 @@ VALUES = st.recursive(
 )
 
 
+@example({"name_or_path": None})
+@example({"name_or_path": "a/b"})
 @given(st.dictionaries(KEYS, VALUES, max_size=5))
 def test_unknown_keys_survive_whatever_they_are(extra: dict[str, Any]) -> None:
     mapping = {**extra, **tiny_config()}

@@ -78,7 +78,7 @@ class K3DSparkConfig(PreTrainedConfig):
 
         known = {field.name for field in FIELDS}
         super().__init__(dtype=value_of(values, "torch_dtype"))
-        self.name_or_path = values.pop("name_or_path", "")
+        self.name_or_path = values.get("name_or_path") or ""  # a key of the file like any other: it stays in the source
         for field in FIELDS:
             if field.name not in _NOT_ATTRIBUTES:
                 setattr(self, field.name, value_of(values, field.name))
@@ -89,6 +89,15 @@ class K3DSparkConfig(PreTrainedConfig):
                 setattr(self, key, copy.deepcopy(value))
         self._source = values
         self._snapshot = copy.deepcopy(self._plain())
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers calls it; where the file was found is noted on the object, not added to its keys."""
+        found = kwargs.pop("name_or_path", None)
+        result = super().from_dict(config_dict, **kwargs)
+        if found is not None:
+            (result[0] if isinstance(result, tuple) else result).name_or_path = found
+        return result
 
     @classmethod
     def from_file(cls, path: str | Path) -> K3DSparkConfig:
