@@ -1,4 +1,4 @@
-"""Multi-head latent attention: absorbed for inference, expanded for training and as the reference (spec §A.5)."""
+"""Multi-head latent attention: absorbed for inference, expanded for training (spec §A.5)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.layers import Linear, RMSNorm
-from k3dspark.model.ops import attend_expanded, attend_latent, rotate_interleaved
+from k3dspark.model.ops import attend_latent, rotate_interleaved
 from k3dspark.model.packed import PackedLinear
 
 Angles = tuple[Tensor, Tensor]
@@ -102,18 +102,6 @@ class LatentAttention(nn.Module):
             scale=self.scale,
         )[..., : self.value]
         return self.o_proj(heads.transpose(1, 2).reshape(n, blocks, slots, -1))
-
-    def reference(self, z: Tensor, angles: Angles, context: Tensor, block_mask: Tensor | None) -> Tensor:
-        """The expanded form of one block z [K, d] over rows [n, W], written as the formula; for tests."""
-        rows = torch.cat([context, self._rows(self.kv_a_proj_with_mqa(z), angles)])
-        query = torch.cat(self._queries(self.q_a_proj(z), angles), -1).transpose(0, 1)  # [H, K, e]
-        key, value = (t.transpose(0, 1) for t in self._expand(rows))  # [H, n+K, ·]
-        mask = None
-        if block_mask is not None:
-            seen = torch.ones(z.shape[0], context.shape[0], dtype=torch.bool, device=z.device)
-            mask = torch.cat([seen, block_mask], -1)
-        heads = attend_expanded(query, key, value, self.scale, mask)
-        return self.o_proj(heads.transpose(0, 1).flatten(-2))
 
     def _rows(self, kv_a: Tensor, angles: Angles) -> Tensor:
         latent, key = kv_a.split([self.rank, self.rope], -1)

@@ -55,18 +55,3 @@ def attend_latent(
         mixed = mixed * shrink + (weights.to(query.dtype) @ rows[:, :rank]).to(wide)
         top = new_top
     return (mixed / total).to(query.dtype)
-
-
-def attend_expanded(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    """Plain softmax attention, softmax in fp32: query [..., Q, e], key [..., n, e], value [..., n, v] → [..., Q, v].
-
-    `mask` broadcasts to [..., Q, n], True where visible. A query that sees nothing returns zeros, not NaN.
-    """
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    scores = (query @ key.transpose(-1, -2)).to(wide) * scale
-    if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(wide).min)
-    weights = scores.softmax(-1)
-    if mask is not None:
-        weights = weights.masked_fill(~mask, 0.0)
-    return weights.to(query.dtype) @ value

@@ -11,12 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from k3dspark.model.ops import rms_norm
 from k3dspark.target.weights import LlamaWeights
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    variance = x.float().square().mean(-1, keepdim=True)
-    return (x.float() * torch.rsqrt(variance + eps)).to(x.dtype) * weight
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
-from k3dspark.errors import BadInput, EngineFault, K3DSparkError
+from k3dspark.errors import EngineFault, K3DSparkError
 
 Worker = Callable[..., None]
 
@@ -30,7 +30,7 @@ def run_stage(worker: Worker, processes: int, rendezvous: Path, *arguments: Any)
         worker(0, *arguments)
         return
     rendezvous.unlink(missing_ok=True)
-    errors: SimpleQueue[tuple[str, str, str]] = get_context("spawn").SimpleQueue()
+    errors: SimpleQueue[tuple[type[K3DSparkError], str, str, str]] = get_context("spawn").SimpleQueue()
     try:
         # Daemons: an interrupt of this process ends them too.
         start_processes(
@@ -38,7 +38,8 @@ def run_stage(worker: Worker, processes: int, rendezvous: Path, *arguments: Any)
         )
     except ProcessExitedException as ended:
         if not errors.empty():
-            raise BadInput(*errors.get()) from ended
+            kind, what, why, remedy = errors.get()
+            raise kind(what, why, remedy) from ended
         raise EngineFault(
             "a training process ended early",
             f"it exited with {ended.exit_code}; a process killed for memory looks like this",
@@ -53,7 +54,7 @@ def _work(
     worker: Worker,
     processes: int,
     rendezvous: Path,
-    errors: SimpleQueue[tuple[str, str, str]],
+    errors: SimpleQueue[tuple[type[K3DSparkError], str, str, str]],
     arguments: tuple[Any, ...],
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports the interrupt, once
@@ -63,5 +64,5 @@ def _work(
         worker(rank, *arguments)
         dist.destroy_process_group()
     except K3DSparkError as error:
-        errors.put((error.what, error.why, error.remedy))
+        errors.put((type(error), error.what, error.why, error.remedy))
         sys.exit(error.exit_status)

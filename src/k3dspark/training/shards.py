@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,16 +95,6 @@ class ShardStore:
             counts += torch.bincount(answer.long(), minlength=vocab_size)
         return counts
 
-    def batches(self, seed: int, sequences_per_batch: int, max_anchors: int, block: int) -> Iterator[BlockBatch]:
-        """Endless training batches. Batch i depends on (seed, i) only through the epoch's order, so runs resume."""
-        epoch = 0
-        while True:
-            yield from self.epoch(seed + epoch, sequences_per_batch, max_anchors, block)
-            epoch += 1
-
-    def batches_per_epoch(self, sequences_per_batch: int) -> int:
-        return len(self.train) // sequences_per_batch
-
     def epoch_order(self, seed: int, sequences_per_batch: int) -> list[list[Sequence]]:
         """Batches of similar length in random order (similar length: little padding)."""
         generator = torch.Generator().manual_seed(seed)
@@ -118,11 +107,6 @@ class ShardStore:
         batches = [batch for batch in batches if len(batch) == sequences_per_batch]
         order = torch.randperm(len(batches), generator=generator).tolist()
         return [batches[i] for i in order]
-
-    def epoch(self, seed: int, sequences_per_batch: int, max_anchors: int, block: int) -> Iterator[BlockBatch]:
-        generator = torch.Generator().manual_seed(seed + 1)
-        for batch in self.epoch_order(seed, sequences_per_batch):
-            yield self.batch(batch, max_anchors, block, generator)
 
     def batch(self, sequences: list[Sequence], max_anchors: int, block: int, generator: torch.Generator) -> BlockBatch:
         """Draw up to `max_anchors` anchors per sequence without replacement and gather what the loss needs."""
