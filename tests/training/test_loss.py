@@ -32,18 +32,19 @@ def plain_loss(model: K3DSparkModel, batch: BlockBatch, weights: LossWeights) ->
     g = model.confidence(hidden, model.markov_head.markov_w1(previous))
     target = (1 - distance.detach() / 2).clamp(0, 1)
     conf = F.binary_cross_entropy_with_logits(g, target, reduction="none")
-    return (omega * (weights.ce * nll + weights.l1 * distance + weights.confidence * conf)).sum()
+    soft = -(p * log_q).sum(-1)
+    return (omega * (weights.ce * nll + weights.l1 * distance + weights.soft * soft + weights.confidence * conf)).sum()
 
 
 @pytest.mark.parametrize("rows", [4, 256])
+@pytest.mark.parametrize("mix", [LossWeights(), LossWeights(ce=0.3, l1=0.0, soft=0.7), LossWeights(0.2, 0.5, 0.3)])
 def test_loss_and_gradients_are_those_of_the_formula(
-    store: ShardStore, weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch, rows: int
+    store: ShardStore, weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch, mix: LossWeights, rows: int
 ) -> None:
     monkeypatch.setattr(_DistributionLoss, "ROWS", rows)
     batch = batch_of(store)
     model = small_draft(weights, batch.taps.flatten(0, 1))
     model.markov_head.markov_w2.weight.data.normal_(0, 0.1)
-    mix = LossWeights(ce=0.1, l1=0.9, confidence=1.0)
     terms = block_loss(model, batch, mix)
     terms.total.backward()  # type: ignore[no-untyped-call]
     ours = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}

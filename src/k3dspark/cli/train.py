@@ -26,12 +26,15 @@ def train(
     held_out: Annotated[
         Path | None, typer.Option("--held-out", help="Prompts that must never be trained on (text or JSON lines).")
     ] = None,
+    start: Annotated[
+        Path | None, typer.Option("--start", metavar="DIR", help="Begin from this draft's weights, not fresh ones.")
+    ] = None,
     answer_tokens: Annotated[
         int, typer.Option("--answer-tokens", min=0, help="Regenerate until this many answer tokens exist.")
     ] = 200_000,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 2000,
     short_steps: Annotated[
-        int, typer.Option("--short-steps", min=0, help="First steps on blocks of 4 with cross-entropy only.")
+        int, typer.Option("--short-steps", min=0, help="First steps on blocks of 4, distilling only.")
     ] = 0,
     sequences: Annotated[int, typer.Option(min=1, help="Conversations in a step.")] = 12,
     anchors: Annotated[int, typer.Option(min=1, help="Most blocks in a conversation and step.")] = 32,
@@ -73,6 +76,7 @@ def train(
         data=data if data is not None else out / "data",
         prompts=prompts,
         held_out=held_out,
+        start=start,
         answer_tokens=answer_tokens,
         processes=processes,
         minutes=math.inf if minutes is None else minutes,

@@ -16,10 +16,15 @@ from k3dspark.training.shards import BlockBatch
 
 @dataclass(frozen=True)
 class LossWeights:
-    """L = ce·L_ce + l1·L_tv + confidence·L_conf, slot weights exp(−k/decay)."""
+    """L = ce·L_ce + l1·L_tv + soft·L_soft + confidence·L_conf, slot weights exp(−k/decay).
+
+    L_soft = −Σ_v p(v) log q(v) is not in the published recipe: one label a context is memorised when answers are few,
+    the target's whole distribution is not.
+    """
 
     ce: float = 0.1
     l1: float = 0.9
+    soft: float = 0.0
     confidence: float = 1.0
     decay: float = 4.0
 
@@ -54,7 +59,7 @@ def block_loss(model: K3DSparkModel, batch: BlockBatch, weights: LossWeights) ->
     columns = _columns(model, batch.labels[keep])
     distribution, figures = _DistributionLoss.apply(
         hidden, feature, model.markov_head.markov_w2.weight, model.lm_head,
-        batch.final[keep], batch.log_normalizer[keep], columns, omega, weights.ce, weights.l1,
+        batch.final[keep], batch.log_normalizer[keep], columns, omega, weights,
     )  # fmt: skip
     nll, distance, matched = figures
     acceptance = (1 - distance / 2).clamp(0, 1)
@@ -82,10 +87,10 @@ def global_sum(local: Tensor) -> Tensor:
 
 
 class _DistributionLoss(torch.autograd.Function):
-    """Σ ω(ce·(−log q(y)) + l1·‖q − p‖₁) over M slots, in chunks of rows, gradients formed on the way.
+    """Σ ω(ce·(−log q(y)) + l1·‖q − p‖₁ + soft·(−Σ p log q)) over M slots, gradients formed on the way, row by row.
 
     One row of logits is V·4 bytes; keeping them for autograd would cost gigabytes and a dozen passes over memory.
-    ∂/∂z = ω(ce·(q − 1_y) + l1·q(s − Σ q s)), s = sign(q − p) (spec §F.2).
+    ∂/∂z = ω(ce·(q − 1_y) + l1·q(s − Σ q s) + soft·(q·Σp − p)), s = sign(q − p) (spec §F.2).
     """
 
     ROWS = 256
@@ -94,11 +99,13 @@ class _DistributionLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, feature: Tensor, w2: Tensor, head: Tensor, *rest: Any
     ) -> tuple[Tensor, Tensor]:
-        final, normalizer, columns, omega, ce_weight, l1_weight = rest
+        final, normalizer, columns, omega, weights = rest
+        ce_weight, l1_weight, soft_weight = weights.ce, weights.l1, weights.soft
         wide = torch.promote_types(hidden.dtype, torch.float32)
         head, bias_table = head.to(wide), w2.to(wide)
         d_hidden, d_feature, d_w2 = torch.empty_like(hidden), torch.empty_like(feature), torch.zeros_like(bias_table)
         figures = torch.empty(3, hidden.shape[0], dtype=wide)  # nll, distance, matched
+        cross_entropies = torch.zeros(hidden.shape[0], dtype=wide)  # −Σ p log q, only where it is asked for
         for start in range(0, hidden.shape[0], _DistributionLoss.ROWS):
             rows = slice(start, start + _DistributionLoss.ROWS)
             h, e, column, weight = hidden[rows].to(wide), feature[rows].to(wide), columns[rows], omega[rows, None]
@@ -109,15 +116,24 @@ class _DistributionLoss(torch.autograd.Function):
             normal = logits.logsumexp(-1, keepdim=True)
             figures[0, rows] = (normal - logits.gather(-1, column))[:, 0] * known
             figures[2, rows] = ((top == column)[:, 0] & known).to(wide)
-            q = logits.sub_(normal).exp_()
+            log_q = logits.sub_(normal)
             p = (final[rows].to(wide) @ head.T).sub_(normalizer[rows, None]).exp_()
-            outside = (1 - p.sum(-1)).clamp(min=0)
+            inside = p.sum(-1)
+            outside = (1 - inside).clamp(min=0)
+            soft = None
+            if soft_weight:
+                cross_entropies[rows] = -torch.einsum("mv,mv->m", p, log_q)
+                soft = p * soft_weight
+            q = log_q.exp_()
             difference = torch.sub(q, p, out=p)
             figures[1, rows] = difference.abs().sum(-1) + outside
             sign = difference.sign_()
             mean_sign = (q * sign).sum(-1, keepdim=True)
             # q·(ce·known + l1·(s − mean)), then −ce at the label
-            gradient = sign.sub_(mean_sign).mul_(l1_weight).add_(ce_weight * known[:, None]).mul_(q)
+            flat = ce_weight * known + soft_weight * inside
+            gradient = sign.sub_(mean_sign).mul_(l1_weight).add_(flat[:, None]).mul_(q)
+            if soft is not None:
+                gradient.sub_(soft)
             gradient.scatter_add_(-1, column, -ce_weight * known[:, None].to(wide))
             gradient.mul_(weight)
             d_hidden[rows] = (gradient @ head).to(hidden.dtype)
@@ -125,14 +141,14 @@ class _DistributionLoss(torch.autograd.Function):
             d_w2.addmm_(gradient.T, e)
         ctx.save_for_backward(d_hidden, d_feature, d_w2.to(w2.dtype))
         ctx.mark_non_differentiable(figures)
-        total = (omega * (ce_weight * figures[0] + l1_weight * figures[1])).sum()
+        total = (omega * (ce_weight * figures[0] + l1_weight * figures[1] + soft_weight * cross_entropies)).sum()
         return total, figures
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         scale = gradients[0]
         d_hidden, d_feature, d_w2 = ctx.saved_tensors
-        return (d_hidden * scale, d_feature * scale, d_w2 * scale, *([None] * 7))
+        return (d_hidden * scale, d_feature * scale, d_w2 * scale, *([None] * 6))
 
 
 def markov_features(model: K3DSparkModel, hidden: Tensor, anchor_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from k3dspark.checkpoint.inventory import expected_tensors
 from k3dspark.errors import BadInput
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
-from k3dspark.model.loading import save_draft
+from k3dspark.model.loading import load_draft, save_draft
 from k3dspark.target.batch import BatchForward
 from k3dspark.target.weights import LlamaShape, LlamaWeights, load_llama, read_config
 from k3dspark.training.initialise import draft_vocabulary, initialise, tap_scale
@@ -50,7 +51,8 @@ class DraftShape:
 class TrainJob:
     """One training run. `answer_tokens` more answers are regenerated until that many exist; 0 trains on what is there.
 
-    `minutes` bounds the training stage; a bounded run resumes with the same command.
+    `minutes` bounds the training stage; a bounded run resumes with the same command. With `start`, a new run begins
+    from that draft's weights and vocabulary instead of fresh ones.
     """
 
     target: Path
@@ -58,6 +60,7 @@ class TrainJob:
     data: Path
     prompts: Path | None = None
     held_out: Path | None = None
+    start: Path | None = None
     answer_tokens: int = 200_000
     processes: int = 1
     minutes: float = math.inf
@@ -184,6 +187,8 @@ def _train_worker(rank: int, job: TrainJob, report: Report) -> None:
 def new_draft(job: TrainJob, weights: LlamaWeights, store: ShardStore) -> K3DSparkModel:
     """The untrained draft of a job; sets the store's tap scale. Its vocabulary is chosen once and kept in `job.out`."""
     config = draft_config(weights.shape, job.shape, _stop_ids(job.target))
+    if job.start is not None:
+        return _started_draft(job, config, weights, store)
     vocabulary = None
     if config.draft_vocab_size < config.vocab_size:
         kept = job.out / "vocabulary.json"
@@ -199,6 +204,25 @@ def new_draft(job: TrainJob, weights: LlamaWeights, store: ShardStore) -> K3DSpa
     store.tap_scale = tap_scale(sample)
     sample = sample * store.tap_scale
     return initialise(config, weights, vocabulary, sample, job.settings.seed)
+
+
+def _started_draft(job: TrainJob, config: K3DSparkConfig, weights: LlamaWeights, store: ShardStore) -> K3DSparkModel:
+    """The draft of `job.start` in fp32, its context_proj freed of the tap scale that `export` folds into it."""
+    assert job.start is not None
+    model = load_draft(job.start, target_embed=weights.embed, target_lm_head=weights.head, dtype=torch.float32)
+    ours, theirs = (expected_tensors(c.mapping()) for c in (config, model.config))
+    different = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+    if different:
+        raise BadInput(
+            f"{job.start} is a draft of another shape",
+            f"{different[0]} differs from what the options of this run ask for",
+            "give the options it was made with (its training.json has them)",
+        )
+    model.embed_tokens.weight.requires_grad_(False)
+    store.tap_scale = tap_scale(_tap_sample(job, store))
+    with torch.no_grad():
+        model.context_proj.weight.div_(store.tap_scale)
+    return model.train()
 
 
 def _tap_sample(job: TrainJob, store: ShardStore) -> torch.Tensor:

@@ -54,6 +54,14 @@ _TOPICS = (
     "the internet", "machine learning", "solar panels", "the moon landing", "tides", "coffee", "sleep", "honey bees",
     "climate change", "democracy", "the French Revolution", "computer memory", "antibiotics", "the heart", "evolution",
     "batteries", "glaciers", "supply and demand", "clouds", "sound waves", "nuclear power", "the Silk Road", "yeast",
+
+    "mirrors", "elevators", "cheese", "the Moon", "Mars", "whales", "penguins", "spiders",
+    "migraines", "allergies", "insurance", "mortgages", "taxes", "the United Nations", "World War I", "the Renaissance",
+    "Shakespeare", "Mozart", "the piano", "basketball", "yoga", "vitamins", "protein", "sugar", "salt", "soap", "plastic",
+    "steel", "diamonds", "oil", "hydrogen", "lasers", "radar", "GPS", "robots", "drones", "smartphones", "email", "Linux",
+    "the Olympic Games", "chocolate", "tea", "rice", "deserts", "rivers", "hurricanes", "snow", "fire", "muscles", "bones",
+    "memory", "stress", "habits", "procrastination", "teamwork", "leadership", "marketing", "trade",
+    "cities", "bridges", "trains", "bicycles", "maps", "calendars", "money", "gold", "libraries", "newspapers", "privacy",
     "encryption", "lightning", "plate tectonics", "chess", "the digestive system", "public transport", "jazz music",
     "the Great Wall of China", "wind turbines", "the human eye", "bread", "satellites", "dreams", "coral reefs", "trees",
 )
@@ -65,6 +73,10 @@ _QUESTIONS = (
     "How has {t} changed over time?", "What problems are related to {t}?", "Can you explain {t} in simple words?",
     "Write a short essay about {t}.", "What is one interesting fact about {t}?", "How does {t} affect people?",
     "Why do scientists study {t}?", "In two sentences, what is {t}?", "Explain the basics of {t} for {a}.",
+    "What makes {t} special?", "What are the advantages and disadvantages of {t}?", "Where does {t} come from?",
+    "Who is most affected by {t}, and why?", "What is the difference between {t} and {u}?", "List three facts about {t}.",
+    "How are {t} and {u} related?", "What is the biggest challenge with {t}?", "Is {t} good or bad for us?",
+    "What do experts say about {t}?", "When did people first learn about {t}?", "What happens if {t} disappears?",
 )
 _WORD_PROBLEMS = (
     "{n} has {x} {i}. {m} gives {n} {y} more. How many {i} does {n} have now?",
@@ -109,7 +121,15 @@ _REWRITES = (
     "Correct the grammar of this sentence: {s}", "Rewrite the following in the past tense: {s}", "Make this friendlier: {s}",
     "Rewrite this for {a}: {s}", "Turn this into a polite request: {s}", "Summarize in one sentence: {s}", "Rephrase: {s}",
     "Rewrite the text below so that it is clearer.\n\n{s}", "Change this sentence to the passive voice: {s}", "Expand this: {s}",
-    "Edit the following text for clarity: {s}", "Rewrite this as a news headline: {s}", "Say this in another way: {s}",
+    "Edit the following text for clarity: {s}",
+
+    "Simplify this text: {s}", "Make this text easier to read: {s}", "Say the following in fewer words: {s}",
+    "Make this text more formal. {s}",
+    "Rewrite as a question: {s}", "{s}\n\nRewrite the text above in simpler words.",
+    "{s}\n\nSummarize this.", "Rewrite this paragraph to make it more engaging: {s}", "Can you improve this text? {s}",
+    "Translate this into plain English: {s}", "Write this as an advertisement: {s}", "Make this sound more positive: {s}",
+    "Rewrite this as a news headline: {s}", "Say this in another way: {s}", "Write a shorter version of this: {s}",
+    "Rewrite this message to a colleague: {s}", "Fix the mistakes in this text: {s}", "Rewrite this for {a}. {s}",
 )
 _SENTENCES = (
     "The meeting was moved to Friday because the manager is sick.", "i want you to send me the report now.",
@@ -138,16 +158,31 @@ _EVENTS = (
 )
 
 
-def template_prompt(rng: random.Random) -> str:
-    """One complete request from the templates; the mix favours the kinds ordinary users send."""
+def template_prompt(rng: random.Random, texts: list[str] | None = None) -> str:
+    """One complete request from the templates; the mix favours the kinds ordinary users send.
+
+    `texts` are passages to rewrite, used beside the built-in sentences.
+    """
     fill = {
-        "t": rng.choice(_TOPICS), "a": rng.choice(_AUDIENCES), "i": rng.choice(_ITEMS), "p": rng.choice(_PLACES),
-        "x": rng.randint(12, 98), "y": rng.randint(2, 12), "w": rng.choice(_CODE_TASKS), "s": rng.choice(_SENTENCES),
+        "t": rng.choice(_TOPICS), "u": rng.choice(_TOPICS), "a": rng.choice(_AUDIENCES), "i": rng.choice(_ITEMS), "p": rng.choice(_PLACES),
+        "x": rng.randint(12, 98), "y": rng.randint(2, 12), "w": rng.choice(_CODE_TASKS), "s": rng.choice(texts) if texts and rng.random() < 0.85 else rng.choice(_SENTENCES),
         "r": rng.choice(_PEOPLE), "e": rng.choice(_EVENTS),
     }  # fmt: skip
     fill["n"], fill["m"] = rng.sample(_NAMES, 2)
-    kind = rng.choices((_QUESTIONS, _WORD_PROBLEMS, _CODE, _REWRITES, _WRITING), weights=(5, 5, 4, 4, 3))[0]
+    kind = rng.choices((_QUESTIONS, _WORD_PROBLEMS, _CODE, _REWRITES, _WRITING), weights=(6, 4, 4, 6, 3))[0]
     return rng.choice(kind).format(**fill)
+
+
+def passages(answer: str, rng: random.Random) -> list[str]:
+    """One or two runs of whole sentences of an answer, 6 to 45 words long: something to rewrite."""
+    sentences = [s for s in re.findall(r"[A-Z][^.!?\n:*`#|{}<>]+[.!?](?=\s|$)", answer) if 5 <= len(s.split()) <= 40]
+    found = []
+    for _ in range(min(2, len(sentences))):
+        start = rng.randrange(len(sentences))
+        text = " ".join(sentences[start : start + rng.randint(1, 3)])
+        if 6 <= len(text.split()) <= 45:
+            found.append(text)
+    return found
 
 
 def opening(rng: random.Random) -> str:

@@ -20,17 +20,22 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from k3dspark.target.batch import BatchForward
-from k3dspark.training.prompts import normalized, opening, overlaps, template_prompt
+from k3dspark.target.batch import BatchForward, BatchState
+from k3dspark.training.prompts import normalized, opening, overlaps, passages, template_prompt
 
 
 @dataclass(frozen=True)
 class RegenerateSettings:
-    """How answers are sampled. A temperature of 0 is greedy; others sample from the `top_k` best tokens."""
+    """How answers are sampled. A temperature of 0 is greedy; others sample from the `top_k` best tokens.
+
+    Each of the `group` prompts of a shard is answered `answers` times, at different temperatures.
+    """
 
     seed: int = 0
-    group: int = 128
+    group: int = 96
+    answers: int = 2
     max_answer_tokens: int = 160
     max_prompt_tokens: int = 72
     top_k: int = 20
@@ -59,6 +64,7 @@ class Regenerator:
         self.rng = random.Random(settings.seed)
         self.generator = torch.Generator().manual_seed(settings.seed)
         self._seen: set[str] = set()
+        self._texts: list[str] = []  # of earlier answers: what rewriting prompts are about
         self._given = None if prompts is None else iter(prompts)
 
     def write_shards(
@@ -90,7 +96,8 @@ class Regenerator:
             candidates = list(islice(self._given, self.settings.group))
         else:
             half = self.settings.group // 2
-            candidates = [template_prompt(self.rng) for _ in range(half)] + self._self_written(half)
+            filled = [template_prompt(self.rng, self._texts) for _ in range(half)]
+            candidates = filled + self._self_written(half)
         kept = []
         for prompt in candidates:
             key = normalized(prompt)
@@ -121,9 +128,15 @@ class Regenerator:
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def _keep_texts(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            self._texts += passages(self.tokenizer.decode(turn.answer, skip_special_tokens=True), self.rng)
+        self.rng.shuffle(self._texts)
+        del self._texts[2000:]
+
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def _shard(self, prompts: list[str]) -> dict[str, torch.Tensor]:
+    def _shard(self, prompts: list[str]) -> dict[str, Tensor]:
         ids = [
             self._encode(
                 self.tokenizer.apply_chat_template(
@@ -132,8 +145,10 @@ class Regenerator:
             )
             for prompt in prompts
         ]
-        choices = self.rng.choices(self.settings.temperatures, self.settings.temperature_weights, k=len(ids))
+        choices = [t for _ in ids for t in self._temperatures()]
+        ids = [prompt for prompt in ids for _ in range(self.settings.answers)]
         turns = self._generate(ids, torch.tensor(choices), self.settings.max_answer_tokens, record=True)
+        self._keep_texts(turns)
         rows_ids, taps, final, normalizers, lengths, starts = [], [], [], [], [], []
         for prompt_ids, turn in zip(ids, turns, strict=True):
             answer = turn.answer + ([turn.stop_id] if turn.ended else [])
@@ -160,26 +175,24 @@ class Regenerator:
             "log_normalizer": torch.cat(normalizers),
         }
 
+    def _temperatures(self) -> list[float]:
+        """Of one prompt's answers: drawn by weight, none twice while there are others."""
+        left = dict(zip(self.settings.temperatures, self.settings.temperature_weights, strict=True))
+        drawn: list[float] = []
+        for _ in range(self.settings.answers):
+            left = left or dict(zip(self.settings.temperatures, self.settings.temperature_weights, strict=True))
+            drawn += self.rng.choices(list(left), list(left.values()))
+            left.pop(drawn[-1])
+        return drawn
+
     @torch.no_grad()
     def _generate(
-        self, prompts: list[list[int]], temperatures: torch.Tensor, limit: int, record: bool = False
+        self, prompts: list[list[int]], temperatures: Tensor, limit: int, record: bool = False
     ) -> list[Turn]:
         head = self.forward.weights.head
         turns = [Turn() for _ in prompts]
-        width = max(len(p) for p in prompts)
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        valid = torch.zeros(len(prompts), width, dtype=torch.bool)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            valid[row, width - len(prompt) :] = True
-        state = self.forward.new_state(len(prompts), width + limit)
+        state, last = self._prefill(prompts, limit, turns if record else None)
         active = torch.arange(len(prompts))
-        hidden, taps = self.forward.forward(ids, state, valid)
-        if record:
-            for row, prompt in enumerate(prompts):
-                turns[row].taps.append(taps[row, width - len(prompt) :].half())
-                turns[row].final.append(hidden[row, width - len(prompt) :].half())
-        last = hidden[:, -1]
         done = torch.zeros(len(prompts), dtype=torch.bool)
         for step in range(limit):
             logits = last @ head.T
@@ -211,7 +224,46 @@ class Regenerator:
                         turns[index].final.append(half_final[row])
         return turns
 
-    def _sample(self, logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    def _prefill(self, prompts: list[list[int]], limit: int, turns: list[Turn] | None) -> tuple[BatchState, Tensor]:
+        """The state after all prompts, and the last hidden rows [B, d]. Equal neighbours are run once."""
+        distinct: list[int] = []  # rows of the first of each run of equal prompts
+        source = []
+        for row, prompt in enumerate(prompts):
+            if not row or prompt != prompts[row - 1]:
+                distinct.append(row)
+            source.append(len(distinct) - 1)
+        width = max(len(p) for p in prompts)
+        state = self.forward.new_state(len(distinct), width + limit)
+        state.length = width
+        last = torch.empty(len(distinct), self.forward.weights.shape.hidden_size)
+        by_length = sorted(range(len(distinct)), key=lambda i: len(prompts[distinct[i]]))
+        for start in range(0, len(by_length), 16):  # near lengths together: little padding
+            rows = by_length[start : start + 16]
+            part = [prompts[distinct[i]] for i in rows]
+            longest = len(part[-1])
+            ids = torch.zeros(len(part), longest, dtype=torch.long)
+            valid = torch.zeros(len(part), longest, dtype=torch.bool)
+            for row, prompt in enumerate(part):
+                ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+                valid[row, longest - len(prompt) :] = True
+            small = self.forward.new_state(len(part), longest)
+            hidden, taps = self.forward.forward(ids, small, valid)
+            state.keys[:, rows, :, width - longest : width] = small.keys
+            state.values[:, rows, :, width - longest : width] = small.values
+            state.valid[rows, width - longest : width] = small.valid
+            state.next_position[rows] = small.next_position
+            last[rows] = hidden[:, -1]
+            for row, index in enumerate(rows if turns is not None else ()):
+                first = longest - len(part[row])
+                for twin in (i for i, origin in enumerate(source) if origin == index):
+                    assert turns is not None
+                    turns[twin].taps.append(taps[row, first:].half())
+                    turns[twin].final.append(hidden[row, first:].half())
+        if len(distinct) < len(prompts):
+            state = state.select(torch.tensor(source))
+        return state, last[torch.tensor(source)]
+
+    def _sample(self, logits: Tensor, temperatures: Tensor) -> Tensor:
         top, ids = logits.topk(self.settings.top_k, -1)
         probs = (top / temperatures.clamp(min=1e-3)[:, None]).softmax(-1)
         drawn = torch.multinomial(probs, 1, generator=self.generator)[:, 0]
@@ -226,12 +278,12 @@ class Turn:
         self.answer: list[int] = []
         self.ended = False
         self.stop_id = -1
-        self.taps: list[torch.Tensor] = []
-        self.final: list[torch.Tensor] = []
+        self.taps: list[Tensor] = []
+        self.final: list[Tensor] = []
         self.log_normalizer: list[float] = []
 
 
-def _padded(rows: list[torch.Tensor], length: int) -> torch.Tensor:
+def _padded(rows: list[Tensor], length: int) -> Tensor:
     joined = torch.cat(rows)[:length]
     missing = length - joined.shape[0]
     return torch.cat([joined, joined.new_zeros(missing, joined.shape[1])]) if missing else joined

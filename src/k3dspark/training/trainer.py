@@ -27,11 +27,11 @@ from k3dspark.training.shards import BlockBatch, ShardStore
 
 @dataclass(frozen=True)
 class ShortBlocks:
-    """A first stage on shorter blocks with cross-entropy: early slots decide the acceptance length, and cost less."""
+    """A first stage on shorter blocks, distilling: early slots decide the acceptance length, and cost less."""
 
     steps: int = 0
     block_size: int = 4
-    loss: LossWeights = field(default_factory=lambda: LossWeights(ce=1.0, l1=0.0, confidence=0.1))
+    loss: LossWeights = field(default_factory=lambda: LossWeights(ce=0.3, l1=0.0, soft=0.7, confidence=0.1))
 
 
 @dataclass(frozen=True)
