@@ -4,6 +4,7 @@
 The door is `Engine`: `generate` and `stream` for one prompt, `submit` and `step` for many.
 """
 
+from k3dspark.decoding.admission import Capacity
 from k3dspark.decoding.costs import StepCosts
 from k3dspark.decoding.engine import Engine, Stream
 from k3dspark.decoding.params import SamplingParams
@@ -12,6 +13,7 @@ from k3dspark.decoding.schedule import CostAware, FixedLength, FullBlock, Load, 
 from k3dspark.decoding.stats import DecodeStats
 
 __all__ = [
+    "Capacity",
     "CostAware",
     "DecodeStats",
     "Engine",

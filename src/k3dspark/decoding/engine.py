@@ -8,6 +8,7 @@ from itertools import count
 
 import torch
 
+from k3dspark.decoding.admission import Capacity
 from k3dspark.decoding.params import SamplingParams, check_prompt
 from k3dspark.decoding.prefill import prefill
 from k3dspark.decoding.request import FinishReason, Progress, Request, Result
@@ -27,7 +28,7 @@ class Engine:
     for each request alone: with a target whose logits do not depend on how rows are batched, and verify lengths that
     do not depend on the load, a request then gives the same tokens alone and in any company. `draft_candidates`
     limits the draft's Markov loop to the best so many tokens of each slot. `decode` (ids to text) is needed for stop
-    strings only. Raises `BadInput` when the draft was made for another target.
+    strings only. `capacity` limits what runs at once; the rest waits. Raises `BadInput` when the draft was made for another target.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Engine:
         draft_candidates: int | None = None,
         exact: bool = False,
         decode: Callable[[Sequence[int]], str] | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         if prefill_chunk < 1:
             raise BadInput(f"prefill_chunk is {prefill_chunk}", "a chunk holds at least one token", "pass 1 or more")
@@ -48,19 +50,27 @@ class Engine:
         self._pair = Pair(target, draft, scheduler or FullBlock(), draft_candidates, isolate=exact)
         self._prefill_chunk = prefill_chunk
         self._decode = decode
+        self._capacity = capacity or Capacity()
+        self._block = draft.config.block_size if draft is not None else 0
         self._ids = count()
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self.stats = DecodeStats()  # pooled over finished requests
 
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], int]:
+        """The prompt, and how many new tokens it leaves room for. Raises `BadInput`; changes nothing, from any thread."""
+        target = self._pair.target
+        prompt = check_prompt(prompt_ids, params, target.vocab_size, target.max_positions)
+        limit = min(params.max_new_tokens, target.max_positions - len(prompt))
+        self._capacity.check(len(prompt), limit)
+        if params.stop_strings and self._decode is None:
+            raise BadInput("stop_strings need text", "this engine was built without `decode`", "pass stop_token_ids")
+        return prompt, limit
+
     def submit(self, prompt_ids: Sequence[int], params: SamplingParams | None = None) -> Request:
         """Queue a prompt; `step` moves it on. Raises `BadInput` before anything is allocated."""
         params = params or SamplingParams()
-        target, draft = self._pair.target, self._pair.draft
-        prompt = check_prompt(prompt_ids, params, target.vocab_size, target.max_positions)
-        limit = min(params.max_new_tokens, target.max_positions - len(prompt))
-        if params.stop_strings and self._decode is None:
-            raise BadInput("stop_strings need text", "this engine was built without `decode`", "pass stop_token_ids")
+        prompt, limit = self.check(prompt_ids, params)
         request = Request(
             id=next(self._ids),
             prompt_ids=prompt,
@@ -69,7 +79,7 @@ class Engine:
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             stops=StopStrings(self._decode, params.stop_strings) if self._decode and params.stop_strings else None,
         )
-        request.stats = DecodeStats.with_slots(draft.config.block_size if draft is not None else 0)
+        request.stats = DecodeStats.with_slots(self._block)
         request.stats.prompt_tokens = len(prompt)
         self._waiting.append(request)
         return request
@@ -80,21 +90,40 @@ class Engine:
 
         A long prompt thus delays the others by one chunk at a time, and its first token is out before it joins them.
         """
+        for request in self._capacity.surplus(self._waiting, self._running, self._block):
+            self._preempt(request)
         progress = decode_round(self._pair, self._running) if self._running else []
-        if self._waiting:
-            started = prefill(self._pair, self._waiting, self._prefill_chunk)
+        self._release_finished()
+        admitted = self._capacity.admit(self._waiting, self._running, self._block)
+        if admitted:
+            started = prefill(self._pair, admitted, self._prefill_chunk, reserve=self._capacity.rows is None)
             for request in [p.request for p in started]:
                 self._waiting.remove(request)
                 self._running.append(request)
+            self._release_finished()
             progress += started
-        for request in [r for r in self._running if r.finished]:
-            self._release(request)
         return progress
 
     @property
     def idle(self) -> bool:
         """Nothing is waiting or running."""
         return not self._waiting and not self._running
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        """Requests without their first token, and those that were preempted; oldest first."""
+        return tuple(self._waiting)
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """Requests that take part in the next round."""
+        return tuple(self._running)
+
+    @property
+    def rows(self) -> int:
+        """Target rows held now."""
+        held = (r.handle for r in (*self._waiting, *self._running))
+        return sum(self._pair.target.length(handle) for handle in held if handle is not None)
 
     def cancel(self, request: Request) -> None:
         """End a request now and free what it holds; a finished one is left as it is."""
@@ -112,6 +141,21 @@ class Engine:
         for _ in stream:
             pass
         return stream.result
+
+    def _preempt(self, request: Request) -> None:
+        """Free the target rows of a request and let it wait; its tokens, statistics and context rows stay."""
+        assert request.handle is not None
+        self._pair.target.close(request.handle)
+        request.handle, request.prefilled = None, 0
+        request.preemptions += 1
+        if request in self._running:
+            self._running.remove(request)
+            self._waiting.append(request)
+        self._waiting.sort(key=lambda r: r.id)
+
+    def _release_finished(self) -> None:
+        for request in [r for r in self._running if r.finished]:
+            self._release(request)
 
     def _release(self, request: Request) -> None:
         for queue in (self._waiting, self._running):

@@ -14,22 +14,24 @@ from k3dspark.decoding.round import Pair, accept, extend_context, no_draft
 from k3dspark.target.protocol import RaggedRows
 
 
-def prefill(pair: Pair, waiting: Sequence[Request], chunk: int) -> list[Progress]:
+def prefill(pair: Pair, waiting: Sequence[Request], chunk: int, reserve: bool = True) -> list[Progress]:
     """Run the next chunk of the oldest waiting prompt, and of the ones after it as long as `chunk` rows hold them.
 
     A prompt is always cut at multiples of `chunk`, whoever runs beside it. The last row of a prompt gives the first
-    token, which becomes the anchor; these requests are in the result.
+    token, which becomes the anchor; these requests are in the result. So are those that come back from preemption,
+    without new tokens: they had their anchor before. `reserve` makes room for the whole answer at once.
     """
     started = perf_counter()
     requests, lengths = choose(waiting, chunk)
     for request in requests:
         if request.handle is None:
-            request.handle = pair.target.open(len(request.prompt_ids) + request.limit)
-            request.context = pair.draft.new_cache() if pair.draft is not None else None
-    ids = [t for r, n in zip(requests, lengths, strict=True) for t in r.prompt_ids[r.prefilled : r.prefilled + n]]
+            request.handle = pair.target.open(len(request.prompt_ids) + request.limit if reserve else 0)
+            if request.context is None and pair.draft is not None:
+                request.context = pair.draft.new_cache()
+    ids = [t for r, n in zip(requests, lengths, strict=True) for t in r.fill_ids(r.prefilled, n)]
     ends = list(accumulate(lengths))
-    done = [r.prefilled + n == len(r.prompt_ids) for r, n in zip(requests, lengths, strict=True)]
-    last_rows = [end - 1 for end, complete in zip(ends, done, strict=True) if complete]
+    done = [r.prefilled + n == r.fill_length for r, n in zip(requests, lengths, strict=True)]
+    last_rows = [e - 1 for e, r, complete in zip(ends, requests, done, strict=True) if complete and not r.new_ids]
     handles = tuple(r.handle for r in requests if r.handle is not None)
     output = pair.target.forward(
         RaggedRows(handles, lengths, torch.tensor(ids), torch.tensor(last_rows, dtype=torch.long))
@@ -39,13 +41,15 @@ def prefill(pair: Pair, waiting: Sequence[Request], chunk: int) -> list[Progress
         assert request.handle is not None
         pair.target.commit(request.handle, length)
         request.prefilled += length
-        request.fresh_taps = output.taps[end - length : end] if pair.draft is not None else None
+        if request.context is not None and request.context.length < request.prefilled and not request.new_ids:
+            request.fresh_taps = output.taps[end - length : end]  # not again for rows run before a preemption
     extend_context(pair, requests)
     complete = [request for request, is_done in zip(requests, done, strict=True) if is_done]
-    progress = []
-    if complete:
-        verdicts = judge(output.logits, no_draft(len(complete)), (0,) * len(complete), complete)
-        progress = [Progress(r, accept(r, verdict)) for r, verdict in zip(complete, verdicts, strict=True)]
+    progress = [Progress(r, ()) for r in complete if r.new_ids]
+    fresh = [r for r in complete if not r.new_ids]
+    if fresh:
+        verdicts = judge(output.logits, no_draft(len(fresh)), (0,) * len(fresh), fresh)
+        progress += [Progress(r, accept(r, verdict)) for r, verdict in zip(fresh, verdicts, strict=True)]
     seconds = perf_counter() - started
     for request in requests:
         request.stats.prefill_seconds += seconds
@@ -57,7 +61,7 @@ def choose(waiting: Sequence[Request], chunk: int) -> tuple[list[Request], tuple
     chosen: list[Request] = []
     lengths: list[int] = []
     for request in waiting:
-        length = min(chunk, len(request.prompt_ids) - request.prefilled)
+        length = min(chunk, request.fill_length - request.prefilled)
         if sum(lengths) + length > chunk:
             break
         chosen.append(request)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 import torch
 
+from k3dspark.decoding.calibration import Setting
 from k3dspark.decoding.params import SamplingParams
 from k3dspark.decoding.stats import DecodeStats
 from k3dspark.decoding.stops import StopStrings
@@ -51,16 +53,22 @@ class Request:
     finish_reason: FinishReason | None = None
     error: K3DSparkError | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
+    preemptions: int = 0  # times its target rows were freed to make room for older requests
 
     # State of the engine, freed when the request ends.
     handle: int | None = None  # the target's sequence
-    prefilled: int = 0  # prompt tokens the target has run
+    prefilled: int = 0  # of `fill_length`, rows the target has run since the handle was opened
     context: LatentCache | None = None
     fresh_taps: torch.Tensor | None = None  # [T, N*d] of committed rows that are not yet in `context`
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @cached_property
+    def setting(self) -> str:
+        """The sampling setting by which the draft's confidence is calibrated."""
+        return Setting.of(self.params).key
 
     @property
     def anchor(self) -> int:
@@ -69,6 +77,15 @@ class Request:
     @property
     def anchor_position(self) -> int:
         return len(self.prompt_ids) + len(self.new_ids) - 1
+
+    @property
+    def fill_length(self) -> int:
+        """Target rows that must be there before a round: the prompt's, and those of new tokens but the anchor."""
+        return len(self.prompt_ids) + max(len(self.new_ids) - 1, 0)
+
+    def fill_ids(self, first: int, count: int) -> list[int]:
+        """Tokens of rows `first` … `first + count - 1` of the fill."""
+        return [*self.prompt_ids, *self.new_ids[:-1]][first : first + count]
 
     @property
     def remaining(self) -> int:
