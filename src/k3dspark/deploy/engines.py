@@ -237,6 +237,13 @@ _ASCEND: Final = Engine(
             "vllm-ascend#14314, open",
         ),
         Hazard(
+            "int8_cache",
+            "a target with an 8-bit cache (W4A8-C8) beside the bf16 draft fails while the cache groups are planned",
+            "use the target's W4A8 release without C8",
+            "vllm-ascend#14575",
+            since="0.26.0rc1",
+        ),
+        Hazard(
             "not_lossless_when_sampling",
             "above temperature 0 the output is not distributed as the target's: a uniform draw of 0 always accepts",
             "accept with greedy decoding, or measure with k3dspark accept before sampling",
