@@ -12,7 +12,8 @@ import transformers
 from k3dspark.errors import BadInput, EngineFault
 from k3dspark.target.loading import open_target
 from k3dspark.target.protocol import RaggedRows
-from k3dspark.target.transformers_target import Rollback, TransformersTarget
+from k3dspark.target.rollback import Rollback
+from k3dspark.target.transformers_target import TransformersTarget
 from target.tiny import GEOMETRY, LAYERS, VOCABULARY, llama, make_model, random_parts, reference, run, save, tokens
 
 TAPS = (0, 1)
@@ -36,7 +37,7 @@ KINDS: dict[str, tuple[transformers.PreTrainedConfig, Rollback]] = {
     ),
     "convolution and attention": (
         transformers.Lfm2Config(**GEOMETRY, layer_types=["conv", "full_attention", "conv"]),
-        Rollback.REPLAY,
+        Rollback.CROP,
     ),
     "delta rule and attention": (
         transformers.Qwen3NextConfig(**GEOMETRY, **LINEAR_ATTENTION),
@@ -44,7 +45,7 @@ KINDS: dict[str, tuple[transformers.PreTrainedConfig, Rollback]] = {
     ),
     "mamba": (
         transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=LAYERS, state_size=4),
-        Rollback.REPLAY,
+        Rollback.SNAPSHOT,
     ),
     "a state of its own": (
         transformers.RwkvConfig(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=LAYERS),
