@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from toy_models import ToyTarget, oracle, toy_draft
 
 from k3dspark.decoding import Capacity, Engine, Request, SamplingParams
 from k3dspark.errors import BadInput
+from toy_models import ToyTarget, oracle, toy_draft
 
 JOBS = [([3, 1], 30), ([5, 6, 7, 8, 9], 22), ([2], 31), ([3, 1, 4], 28)]
 

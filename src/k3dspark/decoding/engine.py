@@ -28,7 +28,8 @@ class Engine:
     for each request alone: with a target whose logits do not depend on how rows are batched, and verify lengths that
     do not depend on the load, a request then gives the same tokens alone and in any company. `draft_candidates`
     limits the draft's Markov loop to the best so many tokens of each slot. `decode` (ids to text) is needed for stop
-    strings only. `capacity` limits what runs at once; the rest waits. Raises `BadInput` when the draft was made for another target.
+    strings only. `capacity` limits what runs at once; the rest waits. Raises `BadInput` when the draft was made for
+    another target.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Engine:
         self.stats = DecodeStats()  # pooled over finished requests
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], int]:
-        """The prompt, and how many new tokens it leaves room for. Raises `BadInput`; changes nothing, from any thread."""
+        """The prompt, and how many new tokens it leaves room for. Raises `BadInput`. For any thread."""
         target = self._pair.target
         prompt = check_prompt(prompt_ids, params, target.vocab_size, target.max_positions)
         limit = min(params.max_new_tokens, target.max_positions - len(prompt))
