@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import re
+import secrets
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from k3dspark.cli import prompts
+from k3dspark.cli import prompts, sampling
 from k3dspark.cli.output import print_json, table
 from k3dspark.errors import BadInput, CheckFailed
 
 if TYPE_CHECKING:
-    from k3dspark.decoding import Result
+    from k3dspark.decoding import Result, SamplingParams, Scheduler
     from k3dspark.decoding.compare import Comparison
+    from k3dspark.decoding.scheduler_for import Schedule
     from k3dspark.embedded.pair import ModelPair
 
 # Line breaks and tabs are text; so are the joiners and spaces of other scripts, which `output.clean` would escape.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
+_SAMPLING = "Sampling"
+_SPECULATION = "Speculation"
 
 
 def generate(
@@ -40,10 +45,71 @@ def generate(
     ] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Decode plainly.")] = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to answer.")] = 256,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="Also end after this text; may be repeated.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Smallest set of tokens with this mass.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Only the best k tokens; 0: all.", rich_help_panel=_SAMPLING)] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Only tokens at least this likely, relative to the best.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    presence_penalty: Annotated[float, typer.Option(help="Off at 0.", rich_help_panel=_SAMPLING)] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Off at 0.", rich_help_panel=_SAMPLING)] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Off at 1.", rich_help_panel=_SAMPLING)] = 1.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID:BIAS", help="Add to a token's logit; may be repeated.", rich_help_panel=_SAMPLING),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Same seed, same tokens.", show_default="a new one", rich_help_panel=_SAMPLING)
+    ] = None,
+    verify: Annotated[
+        Literal["greedy", "token", "block"] | None,
+        typer.Option(
+            help="How draft tokens are verified.", show_default="greedy or block", rich_help_panel=_SPECULATION
+        ),
+    ] = None,
+    schedule: Annotated[
+        Literal["full", "threshold", "cost"] | None,
+        typer.Option(
+            help="How many tokens of a block are verified: all, the likely ones, or what pays at costs measured now.",
+            show_default="full",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    draft_length: Annotated[
+        int | None, typer.Option("--draft-length", min=1, help="Always this many.", rich_help_panel=_SPECULATION)
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Survival a slot needs.", show_default="0.3", rich_help_panel=_SPECULATION),
+    ] = None,
+    online_calibration: Annotated[
+        bool,
+        typer.Option("--online-calibration", help="Let calibration follow the rounds.", rich_help_panel=_SPECULATION),
+    ] = False,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Step costs for --schedule cost; written if absent.", rich_help_panel=_SPECULATION
+        ),
+    ] = None,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact", help="Nothing but prompt, options and seed decides a token.", rich_help_panel=_SPECULATION
+        ),
+    ] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also decode without the draft, interleaved, and compare the two.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(min=0, help="With --json: log-probabilities, and those of the N best tokens.")
+    ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="Format of the weights; auto takes what is fastest here."),
@@ -54,8 +120,9 @@ def generate(
 ) -> None:
     """Answer a prompt: the target's own tokens, sooner.
 
-    The text goes to standard output as it is decoded, the figures to standard error. With --compare a table follows,
-    and the exit status is 1 when the two decodings differ.
+    The text goes to standard output as it is decoded, the figures to standard error. With --compare a table follows.
+    Greedy decodings must then be identical, and the exit status is 1 when they are not; sampled ones are draws from
+    the same distribution, and only their speed is compared.
     """
     text = prompts.read(prompt, prompt_option, prompt_file)
     if compare and no_draft:
@@ -68,22 +135,45 @@ def generate(
             "the embedded draft fits the embedded target only",
             "pass --draft DIR, or --no-draft to decode plainly",
         )
+    if logprobs is not None and not as_json:
+        raise BadInput("--logprobs without --json", "log-probabilities are printed as JSON only", "add --json")
+    if costs is not None and schedule != "cost":
+        raise BadInput(f"--costs {costs} without --schedule cost", "nothing else reads costs", "add --schedule cost")
+    for option, given in (("--verify", verify), ("--schedule", schedule), ("--draft-length", draft_length)):
+        if no_draft and given is not None:
+            raise BadInput(f"{option} {given} with --no-draft", "plain decoding verifies no draft", "leave one out")
 
     from k3dspark.decoding import Engine, SamplingParams
     from k3dspark.decoding.compare import compare as decode_both
-    from k3dspark.embedded.pair import load_embedded_pair, load_pair
 
-    if target is None and draft is None:
-        pair = load_embedded_pair(dtype=dtype, threads=threads, with_draft=not no_draft)
-    else:
-        pair = load_pair(target, None if no_draft else draft, dtype=dtype, threads=threads)
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        stop_strings=tuple(stop or ()),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        logit_bias=sampling.logit_biases(logit_bias or ()),
+        # Drawn here when none is given, so that the JSON can say which and the run can be repeated.
+        seed=secrets.randbits(64) if seed is None else seed,
+        logprobs=logprobs,
+    )
+    params = replace(params, verifier=sampling.verifier(verify, params))
+    sampling.check_truncation(params)
+    plan = sampling.schedule(schedule, draft_length, threshold, online_calibration)
+    pair = _load(target, draft, no_draft, dtype, threads)
+    params = replace(params, stop_token_ids=pair.stop_ids)
     prompt_ids = pair.raw_ids(text) if raw else pair.chat_ids(text, system)
-    params = SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=pair.stop_ids)
-    engine = Engine(pair.target, pair.draft)
+    scheduler, calibrated = _scheduler(plan, pair, draft, params, costs, exact)
+    engine = Engine(pair.target, pair.draft, scheduler, exact=exact, decode=pair.text)
     printer = _Printer(pair, silent=as_json)
     comparison = None
     if compare:
-        comparison = decode_both(engine, Engine(pair.target), prompt_ids, params, printer.tokens)
+        plain = Engine(pair.target, exact=exact, decode=pair.text)
+        comparison = decode_both(engine, plain, prompt_ids, params, printer.tokens)
         result = comparison.speculative
     else:
         stream = engine.stream(prompt_ids, params)
@@ -92,17 +182,56 @@ def generate(
         result = stream.result
     printer.finish()
     if as_json:
-        print_json(_as_json(pair, result, comparison), indent=None)
+        how = {
+            "seed": None if params.greedy else params.seed,
+            "verify": None if no_draft else "greedy" if params.greedy else params.verifier,
+            "schedule": None if no_draft else plan.kind,
+            "calibrated": calibrated,
+            "exact": exact,
+        }
+        print_json(_as_json(pair, result, comparison, params) | how, indent=None)
     elif comparison is not None:
-        _print_table(pair, comparison)
+        _print_table(pair, comparison, params)
     else:
         print(_summary(result), file=sys.stderr)
-    if comparison is not None and comparison.first_difference is not None:
+    if comparison is not None and params.greedy and comparison.first_difference is not None:
         raise CheckFailed(
             f"the two decodings differ from new token {comparison.first_difference} on",
             "speculative decoding must give exactly the target's own tokens",
             "repeat it with --dtype float32; if they still differ, please report it with the prompt and the model",
         )
+
+
+def _load(
+    target: Path | None,
+    draft: Path | None,
+    no_draft: bool,
+    dtype: Literal["auto", "float32", "bfloat16"],
+    threads: int | None,
+) -> ModelPair:
+    from k3dspark.embedded.pair import load_embedded_pair, load_pair
+
+    if target is None and draft is None:
+        return load_embedded_pair(dtype=dtype, threads=threads, with_draft=not no_draft)
+    return load_pair(target, None if no_draft else draft, dtype=dtype, threads=threads)
+
+
+def _scheduler(
+    plan: Schedule, pair: ModelPair, draft: Path | None, params: SamplingParams, costs: Path | None, exact: bool
+) -> tuple[Scheduler | None, bool | None]:
+    """The scheduler, and whether confidence is calibrated for this sampling (None: it is not read)."""
+    from k3dspark.decoding.calibration import Setting, read_calibration
+    from k3dspark.decoding.scheduler_for import scheduler_for
+    from k3dspark.embedded.pair import EMBEDDED_DRAFT
+
+    if pair.draft is None:
+        return None, None
+    if not plan.reads_confidence:
+        return scheduler_for(plan, pair.target, pair.draft), None
+    calibration = read_calibration(draft or EMBEDDED_DRAFT, pair.draft)
+    table_of_costs = sampling.step_costs(costs, pair) if costs is not None else None
+    scheduler = scheduler_for(plan, pair.target, pair.draft, calibration=calibration, costs=table_of_costs, exact=exact)
+    return scheduler, calibration is not None and calibration.covers(Setting.of(params))
 
 
 class _Printer:
@@ -133,7 +262,9 @@ def _visible(text: str) -> str:
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def _as_json(pair: ModelPair, result: Result, comparison: Comparison | None) -> dict[str, object]:
+def _as_json(
+    pair: ModelPair, result: Result, comparison: Comparison | None, params: SamplingParams
+) -> dict[str, object]:
     stats = result.stats
     return {
         "text": pair.text(result.token_ids),
@@ -152,7 +283,11 @@ def _as_json(pair: ModelPair, result: Result, comparison: Comparison | None) -> 
             "tokens_per_second": comparison.plain.stats.tokens_per_second,
         },
         "speedup": comparison and comparison.speedup,
-        "identical": comparison and comparison.identical,
+        # Sampled tokens are not expected to be equal, so that they differ says nothing.
+        "identical": comparison and comparison.identical if params.greedy else None,
+        "logprobs": None
+        if params.logprobs is None
+        else [{"logprob": entry.logprob, "best": [list(pair) for pair in entry.best]} for entry in result.logprobs],
     }
 
 
@@ -167,7 +302,7 @@ def _summary(result: Result) -> str:
     return words
 
 
-def _print_table(pair: ModelPair, comparison: Comparison) -> None:
+def _print_table(pair: ModelPair, comparison: Comparison, params: SamplingParams) -> None:
     import torch
     from rich.console import Console
     from rich.markup import escape
@@ -187,7 +322,9 @@ def _print_table(pair: ModelPair, comparison: Comparison) -> None:
     console = Console(highlight=False)
     console.print(f"\n[bold]{escape(title)}[/]", soft_wrap=True)
     console.print(rows)
-    if comparison.identical:
+    if not params.greedy:
+        console.print("sampled: both are draws from the target's distribution, their tokens need not be equal")
+    elif comparison.identical:
         console.print("identical: [bold green]yes[/]")
     else:
         console.print("identical: [bold red]no[/]")

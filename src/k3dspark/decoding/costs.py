@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -19,6 +19,7 @@ from k3dspark.model.proposal import DraftSampling
 from k3dspark.target.protocol import RaggedRows, Target
 
 Points = tuple[tuple[int, float], ...]
+Shape = tuple[str, int]  # a kind of pass and its size
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,23 @@ class StepCosts:
         verify = _at(self.verify, np.asarray(tokens))
         return draft + (verify if isinstance(tokens, np.ndarray) else float(verify))
 
+    def as_json(self) -> dict[str, object]:
+        """{"draft": [[requests, seconds], …], "verify": [[rows, seconds], …]}."""
+        return {"draft": [list(point) for point in self.draft], "verify": [list(point) for point in self.verify]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> StepCosts:
+        """What `as_json` gave. Raises `BadInput`."""
+        try:
+            draft, verify = (tuple((int(n), float(s)) for n, s in value[name]) for name in ("draft", "verify"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(
+                "these are no step costs",
+                f"lists of [size, seconds] are needed under draft and verify ({error!r})",
+                "measure them again",
+            ) from error
+        return cls(draft, verify)
+
     @classmethod
     def synthetic(
         cls, base: float, per_token: float, knee: int, step: int = 1, draft: float = 0.0, most: int = 512
@@ -70,22 +88,29 @@ def measure(
     repeats: int = 20,
     candidates: int | None = None,
 ) -> StepCosts:
-    """Median times of draft and target passes on this machine for up to `requests` requests of `context` tokens."""
+    """Median times of draft and target passes on this machine for up to `requests` requests of `context` tokens.
+
+    All shapes take turns, so that a slow moment of the machine falls on each of them alike. More rows never cost less:
+    where the medians say so it is noise, and neighbours are averaged.
+    """
     block = draft.config.block_size if draft is not None else 0
     context = max(1, min(context, target.max_positions - block - 2))
     sequences = [_Probe(target, draft, context) for _ in range(requests)]
     try:
         shapes = dict.fromkeys(_sizes(requests, requests * (block + 1)), sequences)
         shapes |= dict.fromkeys(range(1, block + 2), sequences[:1])  # one request: every length counts
-        verify = {rows: _median(partial(_verify, target, probes, rows), repeats) for rows, probes in shapes.items()}
-        drafts = {}
+        runs = {("verify", rows): partial(_verify, target, probes, rows) for rows, probes in shapes.items()}
         if draft is not None:
             for count in _sizes(1, requests):
-                drafts[count] = _median(partial(_draft, draft, sequences[:count], candidates), repeats)
+                runs["draft", count] = partial(_draft, draft, sequences[:count], candidates)
+        seconds = _medians(runs, repeats)
     finally:
         for probe in sequences:
             target.close(probe.handle)
-    return StepCosts(tuple(sorted(drafts.items())) or ((1, 1e-12),), tuple(sorted(verify.items())))
+    drafts, verify = (
+        _rising(sorted((size, s) for (of, size), s in seconds.items() if of == kind)) for kind in ("draft", "verify")
+    )
+    return StepCosts(drafts or ((1, 1e-12),), verify)
 
 
 class _Probe:
@@ -119,14 +144,27 @@ def _draft(draft: K3DSparkModel, probes: Sequence[_Probe], candidates: int | Non
     draft.propose(caches, torch.zeros_like(positions), positions, DraftSampling(candidates=candidates)).tokens.tolist()
 
 
-def _median(run: Callable[[], None], repeats: int) -> float:
-    run()  # the first call allocates and chooses kernels
-    times = []
-    for _ in range(repeats):
-        started = perf_counter()
-        run()
-        times.append(perf_counter() - started)
-    return median(times)
+def _medians(runs: Mapping[Shape, Callable[[], None]], repeats: int) -> dict[Shape, float]:
+    """Median seconds of every run."""
+    times: dict[Shape, list[float]] = {shape: [] for shape in runs}
+    for turn in range(repeats + 1):
+        for shape, run in runs.items():
+            started = perf_counter()
+            run()
+            if turn:  # the first call allocates and chooses kernels
+                times[shape].append(perf_counter() - started)
+    return {shape: median(found) for shape, found in times.items()}
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> Points:
+    """The nearest non-decreasing curve in least squares (pool adjacent violators)."""
+    pools: list[tuple[float, list[int]]] = []  # mean seconds, sizes
+    for size, seconds in points:
+        pools.append((seconds, [size]))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (low, left), (high, right) = pools[-2:]
+            pools[-2:] = [((low * len(left) + high * len(right)) / (len(left) + len(right)), left + right)]
+    return tuple((size, seconds) for seconds, sizes in pools for size in sizes)
 
 
 def _sizes(low: int, high: int) -> list[int]:

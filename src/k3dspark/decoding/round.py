@@ -97,7 +97,12 @@ def before_draft(pair: Pair, requests: Sequence[Request]) -> Load:
     block = pair.draft.config.block_size if pair.draft is not None else 0
     # One token is committed besides the accepted ones, so a budget of 1 leaves nothing to draft.
     limits = tuple(min(block, r.remaining - 1) for r in requests)
-    load = Load(tuple(r.id for r in requests), tuple(r.anchor_position for r in requests), limits)
+    load = Load(
+        requests=tuple(r.id for r in requests),
+        contexts=tuple(r.anchor_position for r in requests),
+        limits=limits,
+        settings=tuple(r.setting for r in requests),
+    )
     if not any(limits):
         return load
     wanted = pair.scheduler.wants_draft(load)

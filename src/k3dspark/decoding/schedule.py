@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from k3dspark.decoding.calibration import OnlineCalibration, Temperatures
 from k3dspark.decoding.costs import StepCosts
 from k3dspark.errors import BadInput
 
@@ -26,13 +27,20 @@ Survival = NDArray[np.float64]  # [B, K], non-increasing along a row
 class Load:
     """What a scheduler may know before a round: nothing of this round's draws, nothing of its target results.
 
-    One entry per request: its id, its committed tokens, and `limits`, the most draft tokens that its remaining budget
-    and context window leave room for (never more than the block has, 0 for a request that is not drafted).
+    One entry per request: its id, its committed tokens, `limits`, the most draft tokens that its remaining budget and
+    context window leave room for (never more than the block has, 0 for a request that is not drafted), and its
+    sampling setting (`Setting.key`), by which confidence is calibrated; no settings: confidence is taken as it is.
     """
 
     requests: tuple[int, ...]
     contexts: tuple[int, ...]
     limits: tuple[int, ...]
+    settings: tuple[str, ...] = ()
+
+    def alone(self, index: int) -> Load:
+        """The load of one of the requests, as if it ran alone."""
+        one = slice(index, index + 1)
+        return Load(self.requests[one], self.contexts[one], self.limits[one], self.settings[one])
 
 
 @dataclass(frozen=True)
@@ -90,76 +98,118 @@ class FixedLength(FullBlock):
         return tuple(min(self.length, limit) for limit in load.limits)
 
 
-class Threshold(FullBlock):
+class Confident(FullBlock):
+    """What schedulers that read confidence share: its calibration, which learns from finished rounds if it can."""
+
+    def __init__(self, calibration: Temperatures | None = None) -> None:
+        self.calibration = calibration
+        self._logits: Survival | None = None  # of the round under way
+
+    def acceptance(self, confidence: torch.Tensor, load: Load) -> Survival:
+        """Probability [B, K] that a slot is accepted if all before it were."""
+        logits = confidence.detach().to("cpu", torch.float64).numpy()
+        self._logits = logits
+        if self.calibration is None or not load.settings:
+            return acceptance(logits)
+        return acceptance(logits, np.stack([self.calibration.temperatures(s, logits.shape[1]) for s in load.settings]))
+
+    def observe(self, outcome: Outcome) -> None:
+        if isinstance(self.calibration, OnlineCalibration) and self._logits is not None and outcome.load.settings:
+            self.calibration.observe(outcome.load.settings, self._logits, outcome.verified, outcome.accepted)
+        self._logits = None
+
+
+class Threshold(Confident):
     """Verify the leading slots that are likely enough: survival, or each slot's own confidence, at least `least`."""
 
     def __init__(
         self,
         least: float,
         of: Literal["survival", "confidence"] = "survival",
-        temperatures: Sequence[float] | None = None,
+        calibration: Temperatures | None = None,
     ) -> None:
         if not 0.0 <= least <= 1.0:
             raise BadInput(f"the threshold is {least}", "it is a probability", "pass a number from 0 to 1")
-        self.least, self.of, self.temperatures = least, of, temperatures
+        super().__init__(calibration)
+        self.least, self.of = least, of
 
     def lengths(self, confidence: torch.Tensor, load: Load) -> tuple[int, ...]:
-        step = acceptance(confidence, self.temperatures)
+        step = self.acceptance(confidence, load)
         values = step.cumprod(1) if self.of == "survival" else step
         leading = (values >= self.least).cumprod(1).sum(1)
         return tuple(min(int(n), limit) for n, limit in zip(leading, load.limits, strict=True))
 
 
-class CostAware:
+class CostAware(Confident):
     """Verify what raises the expected tokens per second of the whole batch, from measured costs (spec E.2, E.3).
 
     `early_stop` admits fresh survivals in descending order until one does not pay. `capacity` takes the number of
     admitted tokens from survivals of past rounds, where a best over everything is allowed and a step in the cost curve
     can be crossed, and gives these places to the best fresh survivals.
 
-    A request whose draft has stopped paying is decoded plainly and probed every `probe_every` rounds.
+    A request whose draft has stopped paying is decoded plainly and probed every `probe_every` rounds. `alone` plans
+    for each request as if it were the only one, so that its lengths do not depend on its company: what a sampled
+    request needs to give the same tokens in any company.
     """
 
     def __init__(
         self,
         costs: StepCosts,
         form: Literal["early_stop", "capacity"] = "capacity",
-        temperatures: Sequence[float] | None = None,
+        calibration: Temperatures | None = None,
         probe_every: int = 16,
+        alone: bool = False,
     ) -> None:
         if form not in ("early_stop", "capacity"):
             raise BadInput(f"the form is {form!r}", "known forms are early_stop and capacity", "pass one of them")
-        self.costs, self.form, self.temperatures, self.probe_every = costs, form, temperatures, probe_every
+        super().__init__(calibration)
+        self.costs, self.form, self.probe_every, self.alone = costs, form, probe_every, alone
         self._memory: dict[int, _Memory] = {}
 
     def wants_draft(self, load: Load) -> tuple[bool, ...]:
-        memory = {r: self._memory.get(r) or _Memory() for r in load.requests}
-        self._memory = memory  # requests that left are forgotten
+        self._memory = {r: self._recall(r) for r in load.requests}  # requests that left are forgotten
+        if not self.alone:
+            return self._worth_drafting(load)
+        return tuple(self._worth_drafting(load.alone(b))[0] for b in range(len(load.requests)))
+
+    def lengths(self, confidence: torch.Tensor, load: Load) -> tuple[int, ...]:
+        fresh = self.acceptance(confidence, load).cumprod(1)
+        if not fresh.size:
+            return load.limits
+        if not self.alone:
+            return self._admit(fresh, load)
+        return tuple(self._admit(fresh[b : b + 1], load.alone(b))[0] for b in range(len(fresh)))
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        rounds = zip(outcome.load.requests, outcome.verified, outcome.accepted, outcome.load.limits, strict=True)
+        for request, verified, accepted, limit in rounds:
+            if limit > 0:
+                self._recall(request).learn(verified, accepted)
+
+    def _worth_drafting(self, load: Load) -> tuple[bool, ...]:
+        memory = [self._memory[r] for r in load.requests]
         able = [b for b, limit in enumerate(load.limits) if limit > 0]
-        gains = {b: min(memory[load.requests[b]].gain, load.limits[b]) for b in able}
+        gains = {b: min(memory[b].gain, load.limits[b]) for b in able}
         able.sort(key=lambda b: (-gains[b], b))
         committed = tokens = float(len(load.requests))
         best, worth = committed / self.costs.seconds(0, tokens), 0
         for count, b in enumerate(able, 1):
             committed += gains[b]
-            tokens += min(memory[load.requests[b]].width, load.limits[b])
+            tokens += min(memory[b].width, load.limits[b])
             speed = committed / self.costs.seconds(count, tokens)
             if speed > best:
                 best, worth = speed, count
         chosen = set(able[:worth])
         for b in able[worth:]:
-            known = memory[load.requests[b]]
-            known.skipped += 1
-            if known.skipped >= self.probe_every:
+            memory[b].skipped += 1
+            if memory[b].skipped >= self.probe_every:
                 chosen.add(b)
         for b in chosen:
-            memory[load.requests[b]].skipped = 0
+            memory[b].skipped = 0
         return tuple(b in chosen for b in range(len(load.requests)))
 
-    def lengths(self, confidence: torch.Tensor, load: Load) -> tuple[int, ...]:
-        fresh = acceptance(confidence, self.temperatures).cumprod(1)
-        if not fresh.size:
-            return load.limits
+    def _admit(self, fresh: Survival, load: Load) -> tuple[int, ...]:
         if self.form == "early_stop":
             return early_stop(fresh, load.limits, self.costs)
         stale = np.stack([self._recall(r).survival(fresh.shape[1]) for r in load.requests])
@@ -167,12 +217,6 @@ class CostAware:
             if limit > 0:
                 self._recall(request).remember(row)
         return allocate(fresh, load.limits, best_capacity(stale, load.limits, self.costs))
-
-    def observe(self, outcome: Outcome) -> None:
-        rounds = zip(outcome.load.requests, outcome.verified, outcome.accepted, outcome.load.limits, strict=True)
-        for request, verified, accepted, limit in rounds:
-            if limit > 0:
-                self._recall(request).learn(verified, accepted)
 
     def _recall(self, request: int) -> _Memory:
         return self._memory.setdefault(request, _Memory())
@@ -214,14 +258,15 @@ class _Memory:
         self._accepted = self.DECAY * self._accepted + accepted
 
 
-def acceptance(confidence: torch.Tensor, temperatures: Sequence[float] | None = None) -> Survival:
-    """c = σ(g / T) per slot, in fp64 on the host; logits clamped to ±30, NaN as never accepted (the judge reports it).
+def acceptance(logits: Survival, temperatures: Survival | Sequence[float] | float | None = None) -> Survival:
+    """c = σ(g / T) of logits [B, K], T [K] or [B, K]; logits clamped to ±30, NaN as never accepted (the judge reports
+    it).
 
     Cumulative products of it are survivals: they never increase along a row, which every rule here relies on.
     """
-    logits = np.nan_to_num(confidence.detach().to("cpu", torch.float64).numpy(), nan=-30.0)
+    logits = np.nan_to_num(logits, nan=-30.0)
     if temperatures is not None:
-        logits = logits / np.asarray(temperatures, dtype=np.float64)[: logits.shape[1]]
+        logits = logits / np.asarray(temperatures, dtype=np.float64)
     return 1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0)))
 
 
