@@ -16,7 +16,7 @@ from k3dspark.decoding.round import Pair, decode_round
 from k3dspark.decoding.schedule import FullBlock, Scheduler
 from k3dspark.decoding.stats import DecodeStats
 from k3dspark.decoding.stops import StopStrings
-from k3dspark.errors import BadInput
+from k3dspark.errors import BadInput, K3DSparkError
 from k3dspark.model.draft import K3DSparkModel
 from k3dspark.target.protocol import Target
 
@@ -130,6 +130,12 @@ class Engine:
         """End a request now and free what it holds; a finished one is left as it is."""
         if not request.finished:
             request.finish_reason = FinishReason.CANCELLED
+            self._release(request)
+
+    def abort(self, error: K3DSparkError) -> None:
+        """End every request with `error` and free what they hold: for a step that raised."""
+        for request in (*self._waiting, *self._running):
+            request.finish_reason, request.error = FinishReason.ERROR, error
             self._release(request)
 
     def stream(self, prompt_ids: Sequence[int], params: SamplingParams | None = None) -> Stream:
