@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from decoding.laws import Model, drafted_paths, proposal_of, random_model, round_law
 from k3dspark.decoding import CostAware, FixedLength, FullBlock, Load, Outcome, Scheduler, StepCosts, Threshold
+from k3dspark.decoding.calibration import Calibration, Scaling
 from k3dspark.decoding.schedule import acceptance, allocate, best_capacity, early_stop
 from k3dspark.decoding.verify import verify_block, verify_token
 from k3dspark.errors import BadInput
@@ -78,9 +80,11 @@ def test_fixed_length_is_cut_to_what_fits() -> None:
     assert FixedLength(3).lengths(torch.zeros(3, 7), load(7, 2, 0)) == (3, 2, 0)
 
 
-def test_temperatures_are_applied_to_logits_before_the_product() -> None:
-    c = acceptance(np.array([[2.0, -2.0, 0.0]]), temperatures=(2.0, 0.5, 1.0))
-    np.testing.assert_allclose(c, [[1 / (1 + np.exp(-1)), 1 / (1 + np.exp(4)), 0.5]])
+def test_each_request_is_calibrated_for_its_own_setting() -> None:
+    calibration = Calibration({"greedy": Scaling((2.0, 0.5, 1.0), (0.0, 0.0, -1.0))})
+    now = replace(load(3, 3), settings=("greedy", "temperature=1"))
+    c = Threshold(0.5, calibration=calibration).acceptance(torch.tensor([[2.0, -2.0, 0.0]] * 2), now)
+    np.testing.assert_allclose(c, 1 / (1 + np.exp([[-1.0, 4.0, 1.0], [-2.0, 2.0, 0.0]])))
 
 
 def test_extreme_and_broken_confidence_stays_a_probability() -> None:

@@ -1,13 +1,16 @@
 """What turns confidence into a probability under one sampling setting: a file beside the draft, or past rounds.
 
-σ(g / T_k) with one temperature per slot keeps the order of confidences within a slot, and every T is known before the
-round it is used in: so no calibration can make a schedule look ahead (spec §E).
+c_k = σ(g_k / T_k + b_k), with a temperature and a shift per slot. T > 0 keeps the order of confidences within a slot,
+and both numbers are known before the round they are used in: no calibration can make a schedule look ahead (spec §E).
+The paper scales by T alone, which leaves σ(0) = ½ where it is; a head trained on the acceptance of sampled tokens is
+off by more than that when decoding is greedy, so here the shift is fitted too.
 
 `calibration.json`, written by `k3dspark calibrate`:
 
     {"schema": "k3dspark.calibration/1",
      "draft": "sha256:…",                       fingerprint of the draft it was fitted for
-     "settings": {"greedy": {"temperatures": [T_1, …, T_K], …}, "temperature=1,top_p=0.95": {…}}}
+     "settings": {"greedy": {"temperatures": [T_1, …, T_K], "shifts": [b_1, …, b_K], …},
+                  "temperature=1,top_p=0.95": {…}}}
 
 The key of a setting is its `Setting.key`; what else an entry holds is for people to read.
 """
@@ -102,23 +105,40 @@ class Setting:
         )  # fmt: skip
 
 
-class Temperatures(Protocol):
-    """What a scheduler asks before a round: T of every slot under a setting."""
+@dataclass(frozen=True)
+class Scaling:
+    """T and b of every slot, [K] each."""
 
-    def temperatures(self, setting: str, slots: int) -> Floats:
-        """T [slots] for requests of this setting (a `Setting.key`), from past rounds only."""
+    temperatures: tuple[float, ...]
+    shifts: tuple[float, ...]
+
+    def __call__(self, logits: Floats) -> Floats:
+        """g / T + b of logits [..., K]; slots that were not fitted stay as they are."""
+        slots, known = logits.shape[-1], len(self.temperatures)
+        temperatures = np.array([*self.temperatures, *[1.0] * (slots - known)][:slots])
+        shifts = np.array([*self.shifts, *[0.0] * (slots - known)][:slots])
+        return logits / temperatures + shifts
+
+
+UNCHANGED = Scaling((), ())
+
+
+class Scalings(Protocol):
+    """What a scheduler asks before a round."""
+
+    def scaling(self, setting: str) -> Scaling:
+        """For requests of this setting (a `Setting.key`); it rests on past rounds only."""
         ...
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Temperatures per setting, fitted beforehand; a setting that was not fitted gets 1, which changes nothing."""
+    """Scalings per setting, fitted beforehand; a setting that was not fitted is left as it is."""
 
-    settings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    settings: Mapping[str, Scaling] = field(default_factory=dict)
 
-    def temperatures(self, setting: str, slots: int) -> Floats:
-        fitted = self.settings.get(setting, ())[:slots]
-        return np.array([*fitted, *[1.0] * (slots - len(fitted))])
+    def scaling(self, setting: str) -> Scaling:
+        return self.settings.get(setting, UNCHANGED)
 
     def covers(self, setting: Setting) -> bool:
         """Whether this setting was fitted."""
@@ -162,16 +182,21 @@ def read_calibration(directory: Path, draft: K3DSparkModel) -> Calibration | Non
         raise _damaged(path, f"it is not of schema {SCHEMA}")
     if content.get("draft") != fingerprint(draft):
         return None
-    return Calibration({key: _temperatures(path, key, entry) for key, entry in settings.items()})
+    return Calibration({key: _scaling(path, key, entry) for key, entry in settings.items()})
 
 
-def _temperatures(path: Path, key: str, entry: Any) -> tuple[float, ...]:
-    values = entry.get("temperatures") if isinstance(entry, dict) else None
-    if not isinstance(values, list) or not all(
-        isinstance(t, int | float) and not isinstance(t, bool) and math.isfinite(t) and t > 0 for t in values
-    ):
-        raise _damaged(path, f'"{key[:80]}" has no list of temperatures above 0')
-    return tuple(float(t) for t in values)
+def _scaling(path: Path, key: str, entry: Any) -> Scaling:
+    lists = [entry.get(name) if isinstance(entry, dict) else None for name in ("temperatures", "shifts")]
+    numbers = [
+        [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
+        if isinstance(values, list)
+        else []
+        for values in lists
+    ]
+    temperatures, shifts = numbers
+    if numbers != lists or len(temperatures) != len(shifts) or not temperatures or min(temperatures) <= 0:
+        raise _damaged(path, f'"{key[:80]}" has no temperatures above 0 with as many shifts')
+    return Scaling(tuple(temperatures), tuple(shifts))
 
 
 def _damaged(path: Path, why: str) -> BadInput:
@@ -181,12 +206,12 @@ def _damaged(path: Path, why: str) -> BadInput:
 
 
 class OnlineCalibration:
-    """Temperatures that follow the rounds of this engine, starting from a calibration or from 1.
+    """Scalings that follow the rounds of this engine, starting from a calibration or from nothing.
 
     Per setting and slot: a histogram of the logits of past trials and how many were accepted, which fades with every
     round. Slot k is a trial only where slot k−1 was accepted and slot k verified, so a round cut short is no
-    evidence against what it never ran. T minimises the cross-entropy of σ(g / T) over a grid; a prior worth
-    `PRIOR_WEIGHT` trials holds it where it started until there is evidence (spec §E, online variant).
+    evidence against what it never ran. T and b minimise the cross-entropy; a prior worth `PRIOR_WEIGHT` trials holds
+    them where they started until there is evidence (spec §E, online variant).
 
     `observe` is called after a round, so what a round brought decides only about later ones.
     """
@@ -195,41 +220,43 @@ class OnlineCalibration:
     REACH = 8.0  # bins cover logits of ±8; those beyond fall into the outermost
     DECAY = 0.999
     PRIOR_WEIGHT = 64.0
-    GRID = np.geomspace(1 / 8, 8, 49)
-    REFIT_EVERY = 16  # rounds: a fit takes longer than a round of counting
+    STEEPEST = 8.0  # 1/T lies between 1/8 and 8
+    FIT_EVERY = 64  # trials of the first slot
 
-    def __init__(self, start: Temperatures | None = None) -> None:
+    def __init__(self, start: Scalings | None = None) -> None:
         self._start = start or Calibration()
         self._known: dict[str, _Counts] = {}
 
-    def temperatures(self, setting: str, slots: int) -> Floats:
+    def scaling(self, setting: str) -> Scaling:
         known = self._known.get(setting)
-        return self._start.temperatures(setting, slots) if known is None else known.temperatures[:slots]
+        return self._start.scaling(setting) if known is None else known.scaling
 
     def observe(
         self, settings: Sequence[str], logits: Floats, verified: Sequence[int], accepted: Sequence[int]
     ) -> None:
         """Learn from a finished round: confidence logits [B, K], draft tokens verified and accepted per request."""
-        slots = logits.shape[1] if logits.ndim == 2 else 0
         for setting, row, ran, stood in zip(settings, logits, verified, accepted, strict=True):
-            tried = min(ran, stood + 1, slots)
-            if not tried:
-                continue
-            known = self._known.get(setting)
-            if known is None:
-                known = self._known[setting] = _Counts(self._start.temperatures(setting, slots))
-            known.add(row[:tried], stood)
+            tried = min(ran, stood + 1, len(row))
+            if tried:
+                if setting not in self._known:
+                    self._known[setting] = _Counts(self._start.scaling(setting), len(row))
+                self._known[setting].add(row[:tried], stood)
+        for setting in set(settings) & self._known.keys():
+            self._known[setting].fit_when_due()
 
 
 class _Counts:
     """Faded counts of one setting: per slot and logit bin, trials, sum of logits, and acceptances."""
 
-    def __init__(self, start: Floats) -> None:
-        self.temperatures = start
-        self._start = start
-        shape = (len(start), OnlineCalibration.BINS)
+    def __init__(self, start: Scaling, slots: int) -> None:
+        self.scaling = start
+        shape = (slots, OnlineCalibration.BINS)
         self._trials, self._sums, self._accepted = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        self._rounds = 0
+        self._fresh = 0
+        # σ(w g + b): the start as weight and shift, [K, 2].
+        zero, one = (start(np.full(slots, g)) for g in (0.0, 1.0))
+        self._start = np.stack([one - zero, zero], 1)
+        self._now = self._start
 
     def add(self, logits: Floats, accepted: int) -> None:
         reach, bins = OnlineCalibration.REACH, OnlineCalibration.BINS
@@ -241,23 +268,36 @@ class _Counts:
         self._trials[slot, place] += 1
         self._sums[slot, place] += logits
         self._accepted[slot, place] += slot < accepted
-        self._rounds += 1
-        if self._rounds % OnlineCalibration.REFIT_EVERY == 0:
-            self.temperatures = self._fit()
+        self._fresh += 1
+
+    def fit_when_due(self) -> None:
+        if self._fresh >= OnlineCalibration.FIT_EVERY:
+            self._fresh = 0
+            self._now = self._fit()
+            self.scaling = Scaling(tuple((1 / self._now[:, 0]).tolist()), tuple(self._now[:, 1].tolist()))
 
     def _fit(self) -> Floats:
-        grid = OnlineCalibration.GRID
-        seen = self._trials > 0
-        mean = np.divide(self._sums, self._trials, out=np.zeros_like(self._sums), where=seen)  # [K, bins]
+        """Weight and shift [K, 2] by Newton's method: 16 weighted points per slot, a convex loss."""
         total = self._trials.sum(1, keepdims=True)
-        # The prior: trials with the logits seen so far, accepted exactly as often as the starting temperature says.
-        prior = OnlineCalibration.PRIOR_WEIGHT * np.divide(
-            self._trials, total, where=total > 0, out=np.zeros_like(mean)
-        )
+        share = np.divide(self._trials, total, where=total > 0, out=np.zeros_like(self._trials))
+        mean = np.divide(self._sums, self._trials, where=self._trials > 0, out=np.zeros_like(self._sums))
+        features = np.stack([mean, np.ones_like(mean)], -1)  # [K, bins, 2]
+        # The prior: trials with the logits seen so far, accepted exactly as often as the start says.
+        prior = OnlineCalibration.PRIOR_WEIGHT * share
         trials = self._trials + prior
-        accepted = self._accepted + prior / (1.0 + np.exp(-mean / self._start[:, None]))
-        scaled = mean[None] / grid[:, None, None]  # [G, K, bins]
-        # log σ(x) = −log(1 + e^−x), log σ(−x) = log σ(x) − x
-        loss = (trials * np.logaddexp(0.0, -scaled) + (trials - accepted) * scaled).sum(-1)  # [G, K]
-        best = grid[loss.argmin(0)]
-        return np.where(total[:, 0] > 0, best, self._start)
+        accepted = self._accepted + prior * _sigmoid((features @ self._start[..., None])[..., 0])
+        ridge = np.eye(2)  # one bin alone cannot tell a weight from a shift
+        found = self._now
+        for _ in range(4):
+            chance = _sigmoid((features @ found[..., None])[..., 0])  # [K, bins]
+            slope = ((trials * chance - accepted)[..., None] * features).sum(1) + (found - self._start)
+            curve = np.einsum("kb,kbi,kbj->kij", trials * chance * (1 - chance), features, features) + ridge
+            found = found - np.linalg.solve(curve, slope[..., None])[..., 0]
+            steep = OnlineCalibration.STEEPEST
+            found[:, 0] = found[:, 0].clip(1 / steep, steep)  # above 0: the order within a slot stays
+            found[:, 1] = found[:, 1].clip(-OnlineCalibration.REACH, OnlineCalibration.REACH)
+        return found
+
+
+def _sigmoid(logits: Floats) -> Floats:
+    return 1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0)))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from k3dspark.decoding.calibration import OnlineCalibration, Temperatures
+from k3dspark.decoding.calibration import OnlineCalibration, Scalings
 from k3dspark.decoding.costs import StepCosts
 from k3dspark.errors import BadInput
 
@@ -101,7 +101,7 @@ class FixedLength(FullBlock):
 class Confident(FullBlock):
     """What schedulers that read confidence share: its calibration, which learns from finished rounds if it can."""
 
-    def __init__(self, calibration: Temperatures | None = None) -> None:
+    def __init__(self, calibration: Scalings | None = None) -> None:
         self.calibration = calibration
         self._logits: Survival | None = None  # of the round under way
 
@@ -109,9 +109,10 @@ class Confident(FullBlock):
         """Probability [B, K] that a slot is accepted if all before it were."""
         logits = confidence.detach().to("cpu", torch.float64).numpy()
         self._logits = logits
-        if self.calibration is None or not load.settings:
-            return acceptance(logits)
-        return acceptance(logits, np.stack([self.calibration.temperatures(s, logits.shape[1]) for s in load.settings]))
+        if self.calibration is not None and load.settings and logits.size:
+            rows = zip(load.settings, logits, strict=True)
+            logits = np.stack([self.calibration.scaling(setting)(row) for setting, row in rows])
+        return acceptance(logits)
 
     def observe(self, outcome: Outcome) -> None:
         if isinstance(self.calibration, OnlineCalibration) and self._logits is not None and outcome.load.settings:
@@ -126,7 +127,7 @@ class Threshold(Confident):
         self,
         least: float,
         of: Literal["survival", "confidence"] = "survival",
-        calibration: Temperatures | None = None,
+        calibration: Scalings | None = None,
     ) -> None:
         if not 0.0 <= least <= 1.0:
             raise BadInput(f"the threshold is {least}", "it is a probability", "pass a number from 0 to 1")
@@ -156,7 +157,7 @@ class CostAware(Confident):
         self,
         costs: StepCosts,
         form: Literal["early_stop", "capacity"] = "capacity",
-        calibration: Temperatures | None = None,
+        calibration: Scalings | None = None,
         probe_every: int = 16,
         alone: bool = False,
     ) -> None:
@@ -258,16 +259,12 @@ class _Memory:
         self._accepted = self.DECAY * self._accepted + accepted
 
 
-def acceptance(logits: Survival, temperatures: Survival | Sequence[float] | float | None = None) -> Survival:
-    """c = σ(g / T) of logits [B, K], T [K] or [B, K]; logits clamped to ±30, NaN as never accepted (the judge reports
-    it).
+def acceptance(logits: Survival) -> Survival:
+    """c = σ(g) per slot; logits clamped to ±30, NaN as never accepted (the judge reports it).
 
     Cumulative products of it are survivals: they never increase along a row, which every rule here relies on.
     """
-    logits = np.nan_to_num(logits, nan=-30.0)
-    if temperatures is not None:
-        logits = logits / np.asarray(temperatures, dtype=np.float64)
-    return 1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0)))
+    return 1.0 / (1.0 + np.exp(-np.clip(np.nan_to_num(logits, nan=-30.0), -30.0, 30.0)))
 
 
 def early_stop(survival: Survival, limits: Sequence[int], costs: StepCosts) -> tuple[int, ...]:

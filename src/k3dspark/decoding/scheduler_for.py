@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from k3dspark.decoding.calibration import Calibration, OnlineCalibration, Temperatures, no_confidence_head
+from k3dspark.decoding.calibration import Calibration, OnlineCalibration, Scalings, no_confidence_head
 from k3dspark.decoding.costs import StepCosts, measure
 from k3dspark.decoding.schedule import CostAware, FixedLength, FullBlock, Scheduler, Threshold
 from k3dspark.errors import BadInput
@@ -80,9 +80,9 @@ def scheduler_for(
             "it learns from every request, so the tokens of a sampled one would depend on its company",
             "leave one of the two out",
         )
-    temperatures: Temperatures | None = OnlineCalibration(calibration) if schedule.online else calibration
+    scalings: Scalings | None = OnlineCalibration(calibration) if schedule.online else calibration
     if schedule.kind == "threshold":
-        return Threshold(schedule.least, calibration=temperatures)
+        return Threshold(schedule.least, calibration=scalings)
     if costs is None:
         costs = measure(target, draft, repeats=STARTUP_REPEATS)
-    return CostAware(costs, calibration=temperatures, alone=exact)
+    return CostAware(costs, calibration=scalings, alone=exact)
