@@ -179,6 +179,12 @@ _VLLM: Final = Engine(
             "vllm/config/speculative.py",
         ),
         Hazard(
+            "remote_code",
+            "Kimi K3's processor is Python in the checkpoint: vLLM's recipe runs it",
+            "pass --trust-remote-code if you trust the checkpoint",
+            "recipe of Kimi K3",
+        ),
+        Hazard(
             "long_context",
             "acceptance falls off a cliff between about 107K and 196K tokens of context with the published draft",
             "measure at your lengths with k3dspark accept, and turn the draft off for longer prompts",
