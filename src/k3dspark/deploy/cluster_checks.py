@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from k3dspark.deploy.facts import Facts
-from k3dspark.deploy.host import Disk, is_loopback
+from k3dspark.deploy.host import Disk, is_loopback, names_this_machine
 from k3dspark.deploy.items import Item, Status
 from k3dspark.deploy.nodes import Node
 
@@ -52,7 +52,7 @@ def _shared(disk: Disk | None) -> Item:
 def _name(facts: Facts) -> Item:
     name, addresses = facts.host.name, facts.host.addresses
     values = {"name": name, "addresses": ", ".join(addresses) or "–"}
-    single = len(facts.nodes) < 2
+    single = len([node for node in facts.nodes if not names_this_machine(node.name)]) < 2
     if not addresses:
         return Item("host.name", "warn" if single else "fail", "host.name.unresolved", values)
     if not single and all(is_loopback(address) for address in addresses):
@@ -87,12 +87,15 @@ def node_items(facts: Facts) -> Iterator[Item]:
 
 def _names(nodes: tuple[Node, ...], answering: list[Node]) -> Iterator[Item]:
     faults = []
-    owners = Counter(node.host_name for node in answering if node.host_name)
-    local = {node.name for node in nodes if node.name.rpartition("@")[2] in ("localhost", "127.0.0.1", "::1")}
+    owners = Counter(node.host_name for node in answering if node.host_name and not names_this_machine(node.name))
     for node in nodes:
         if not node.addresses:
             faults.append(Item("nodes.names", "fail", "nodes.unresolved", {"node": node.name}, node.name))
-        elif len(nodes) > 1 and node.name not in local and all(is_loopback(address) for address in node.addresses):
+        elif (
+            len(nodes) > 1
+            and not names_this_machine(node.name)
+            and all(is_loopback(address) for address in node.addresses)
+        ):
             values = {"node": node.name, "addresses": ", ".join(node.addresses)}
             faults.append(Item("nodes.names", "fail", "nodes.loopback", values, node.name))
         if node.host_name and owners[node.host_name] > 1:

@@ -122,6 +122,11 @@ def resolve(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
+def names_this_machine(name: str) -> bool:
+    """Whether a name means "here" on every machine, as in a rehearsal of several nodes on one."""
+    return name.rpartition("@")[2] in ("localhost", "127.0.0.1", "::1")
+
+
 def is_loopback(address: str) -> bool:
     return address == "::1" or address.startswith("127.")
 

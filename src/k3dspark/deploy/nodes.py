@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from k3dspark.deploy.command import run
-from k3dspark.deploy.host import read_host_name, resolve
+from k3dspark.deploy.host import names_this_machine, read_host_name, resolve
 from k3dspark.deploy.npu_smi import NpuInfo, parse_info
 from k3dspark.deploy.versions import parse_version_file, release_of
 from k3dspark.errors import BadInput
@@ -66,7 +66,7 @@ def read_nodes(names: Sequence[str], ports: Sequence[int], timeout_seconds: floa
 def _ask(name: str, names: Sequence[str], ports: Sequence[int], timeout_seconds: float) -> Node:
     host = name.rpartition("@")[2]
     addresses = resolve(host)
-    here = host in ("localhost", "127.0.0.1", "::1", read_host_name().name)
+    here = names_this_machine(host) or host == read_host_name().name
     shell = ["sh", "-s"]
     over = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(timeout_seconds / 2))}", name, *shell]
     before = time.time()
