@@ -61,3 +61,48 @@ class Bytes:
             self._last_line = time.monotonic()
             print(f"{stage}: {done:,} of {total:,} bytes", file=sys.stderr, flush=True)
         self._stage = stage
+
+
+class Count:
+    """Progress through a known number of things; use it as a context manager and call `add` after each."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, total, 0
+        self._bar: Any = None
+        self._task: Any = None
+        self._started = self._last_line = 0.0
+
+    def __enter__(self) -> Count:
+        self._started = self._last_line = time.monotonic()
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task(self.what, total=self.total)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def add(self) -> None:
+        """One more is done."""
+        self.done += 1
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done)
+        elif now - self._last_line >= LINE_SECONDS or self.done == self.total:
+            left = (now - self._started) / self.done * (self.total - self.done)
+            print(f"{self.done} of {self.total} {self.what}, {left:.0f} s left", file=sys.stderr, flush=True)
+            self._last_line = now
