@@ -16,7 +16,19 @@ from k3dspark.errors import K3DSparkError
 
 # Each name is a module of this folder, whose function of the same name is the command. The modules are thin: what
 # a command needs is imported when it runs.
-COMMANDS = ("fetch", "inspect", "explain", "synth", "generate", "train", "evaluate", "calibrate", "check", "plan")
+COMMANDS = (
+    "fetch",
+    "inspect",
+    "explain",
+    "synth",
+    "generate",
+    "train",
+    "evaluate",
+    "calibrate",
+    "check",
+    "plan",
+    "monitor",
+)
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 CLOSED_PIPE = 141  # 128 + SIGPIPE
@@ -70,7 +82,11 @@ def _options(
 
 
 for _name in COMMANDS:
-    app.command(_name)(getattr(import_module(f"k3dspark.cli.{_name}"), _name))
+    _command = getattr(import_module(f"k3dspark.cli.{_name}"), _name)
+    if isinstance(_command, typer.Typer):  # a command of several, as in `monitor export`
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name)(_command)
 
 
 def print_error(error: K3DSparkError) -> None:
