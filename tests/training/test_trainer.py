@@ -171,3 +171,27 @@ def test_an_output_that_cannot_be_written_is_refused(deep_target: Path, shards: 
     job = TrainJob(deep_target, tmp_path / "file" / "out", shards, answer_tokens=0, shape=SHAPE, settings=FAST)
     with pytest.raises(BadInput, match="cannot write"):
         train(job, lambda *_: None)
+
+
+def test_a_run_begins_from_another_drafts_weights_and_records_where(
+    deep_target: Path, shards: Path, tmp_path: Path
+) -> None:
+    settings = replace(FAST, steps=3)
+    job = TrainJob(deep_target, tmp_path / "first", shards, answer_tokens=0, shape=SHAPE, settings=settings)
+    first = train(job, quiet)
+    frozen = replace(FAST, steps=1, learning_rate=0.0)
+    record = train(replace(job, out=tmp_path / "second", start=tmp_path / "first", settings=frozen), quiet)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():  # a learning rate of zero: only the fold of the tap scale may round, once
+        torch.testing.assert_close(after[name], tensor, atol=1e-5, rtol=2**-8)
+    assert record["started_from"]["steps"] == first["steps"] == 3
+
+
+def test_a_start_of_another_shape_is_refused(deep_target: Path, shards: Path, tmp_path: Path) -> None:
+    settings = replace(FAST, steps=1)
+    job = TrainJob(deep_target, tmp_path / "first", shards, answer_tokens=0, shape=SHAPE, settings=settings)
+    train(job, quiet)
+    wider = replace(SHAPE, kv_lora_rank=24)
+    with pytest.raises(BadInput, match="another shape"):
+        train(replace(job, out=tmp_path / "second", start=tmp_path / "first", shape=wider), quiet)

@@ -22,6 +22,8 @@ from k3dspark.model.draft import K3DSparkModel
 from k3dspark.model.loading import load_draft, save_draft
 from k3dspark.target.batch import BatchForward
 from k3dspark.target.weights import LlamaShape, LlamaWeights, load_llama, read_config
+from k3dspark.training.curves import read_metrics
+from k3dspark.training.disk import ShardRoom, remove_stale
 from k3dspark.training.initialise import draft_vocabulary, initialise, tap_scale
 from k3dspark.training.processes import run_stage
 from k3dspark.training.regenerate import RegenerateSettings, Regenerator
@@ -50,7 +52,7 @@ class DraftShape:
 @dataclass(frozen=True)
 class TrainJob:
     """One training run. `answer_tokens` more answers are regenerated until that many exist; 0 trains on what is there.
-
+    `data_limit_bytes` is the most that all shards may take: when it is reached, training goes on with what is there.
     `minutes` bounds the training stage; a bounded run resumes with the same command. With `start`, a new run begins
     from that draft's weights and vocabulary instead of fresh ones.
     """
@@ -62,6 +64,7 @@ class TrainJob:
     held_out: Path | None = None
     start: Path | None = None
     answer_tokens: int = 200_000
+    data_limit_bytes: int | None = None
     processes: int = 1
     minutes: float = math.inf
     shape: DraftShape = field(default_factory=DraftShape)
@@ -78,7 +81,10 @@ def train(job: TrainJob, report: Report) -> dict[str, Any]:
         except OSError as error:
             raise BadInput(f"cannot write to {directory}", str(error), "choose another directory") from error
     rendezvous = job.out / "rendezvous"
-    run_stage(_regenerate_worker, job.processes, rendezvous, job, report)
+    if job.answer_tokens:
+        remove_stale(job.data)
+        run_stage(_regenerate_worker, job.processes, rendezvous, job, report)
+        _check_room(job, report)
     run_stage(_train_worker, job.processes, rendezvous, job, report)
     return export(job, shape)
 
@@ -172,7 +178,21 @@ def _regenerate_worker(rank: int, job: TrainJob, report: Report) -> None:
         read_prompts(job.prompts)[rank :: job.processes] if job.prompts else None,
     )
     report_rank = report if rank == 0 else lambda *_: None
-    worker.write_shards(job.data, target_tokens - have, f"s{seed}", lambda m: report_rank("regenerate", m))
+    room = ShardRoom(job.data_limit_bytes)
+    worker.write_shards(job.data, target_tokens - have, f"s{seed}", lambda m: report_rank("regenerate", m), room)
+
+
+def _check_room(job: TrainJob, report: Report) -> None:
+    """Say so when the data limit has ended regeneration. Raises `BadInput` when it leaves nothing to train on."""
+    if job.data_limit_bytes is None:
+        return
+    limit, have = f"{job.data_limit_bytes / 1e9:g} GB", _answer_tokens(job.data)
+    if not have:
+        raise BadInput(
+            f"the data limit of {limit} holds no shard", "one shard of answers takes more", "give a larger --data-limit"
+        )
+    if have < job.answer_tokens and ShardRoom(job.data_limit_bytes).used_up(job.data):
+        report("data limit", {"answer_tokens": have, "wanted_tokens": job.answer_tokens, "limit": limit})
 
 
 def _train_worker(rank: int, job: TrainJob, report: Report) -> None:
@@ -256,6 +276,7 @@ def export(job: TrainJob, shape: LlamaShape) -> dict[str, Any]:
         "conversations": len(store.train) + len(store.evaluation),
         "held_out_conversations": len(store.evaluation),
         "last_metrics": _last_metrics(job.out),
+        "started_from": _record_of(job.start) if job.start is not None else None,
     }
     temporary = job.out / "training.json.tmp"
     temporary.write_text(json.dumps(record, indent=1) + "\n")
@@ -290,10 +311,21 @@ def _stop_ids(target: Path) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else ()
 
 
+def _record_of(draft: Path) -> dict[str, Any] | None:
+    """What a draft's training.json says, so that the record of its successor tells the whole story."""
+    path = draft / "training.json"
+    if not path.is_file():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read {path}", str(error), "remove it, or fetch the draft again") from error
+    return record
+
+
 def _last_metrics(out: Path) -> dict[str, Any]:
     """The last line of each kind of metrics.jsonl, merged."""
     merged: dict[str, Any] = {}
-    path = out / "metrics.jsonl"
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        merged |= json.loads(line)
+    for line in read_metrics(out):
+        merged |= line
     return merged
