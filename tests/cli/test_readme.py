@@ -1,4 +1,4 @@
-"""The READMEs name every option, field and status that the command line has."""
+"""The guides and READMEs name every option, field and status that the command line has."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from k3dspark.cli.main import app
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
-def test_every_option_of_generate_is_in_the_readme(name: str) -> None:
-    command = typer.main.get_command(app).commands["generate"]  # type: ignore[attr-defined]
+@pytest.mark.parametrize("language", ["", ".zh-CN"])
+@pytest.mark.parametrize("name", ["generate", "calibrate"])
+def test_every_option_is_in_the_guide(name: str, language: str) -> None:
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-    text = (ROOT / name).read_text(encoding="utf-8")
-    assert {option for option in options if option not in text} == set()
+    text = (ROOT / "docs" / f"{name}{language}.md").read_text(encoding="utf-8")
+    assert {option for option in options if f"`{option}" not in text} == set()
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
