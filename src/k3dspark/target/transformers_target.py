@@ -55,6 +55,7 @@ class TransformersTarget:
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in ("cache", "past_key_values") if name in parameters), None)
         self._keeps_logits = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in parameters  # not every model counts what its cache holds
         self._sequences: dict[int, _Sequence] = {}
         self._handles = itertools.count()
         self._records_past = False
@@ -156,43 +157,56 @@ class TransformersTarget:
         own would cost nearly as much as a whole round wherever reading the weights is what takes the time.
         """
         if self.rollback is Rollback.CROP:
-            return self._run(sequence.cache, ids, wanted, PREFILL_ROWS)
+            return self._run(sequence.cache, ids, wanted, len(sequence.tokens), PREFILL_ROWS)
         past = torch.tensor(sequence.tokens, dtype=ids.dtype, device=ids.device)
         if self.rollback is Rollback.RECOMPUTE:
-            logits, taps = self._call(None, torch.cat([past, ids]), wanted + len(past))
+            logits, taps = self._call(None, torch.cat([past, ids]), wanted + len(past), 0)
             return logits, taps[len(past) :]
         owed = past[len(past) - sequence.owed :]
         alone = self.rollback is Rollback.SNAPSHOT and len(past) > len(owed)  # without a state many rows are right
         if len(owed) > (0 if self.rollback is Rollback.SNAPSHOT else MOST_OWED):
-            self._run(sequence.cache, owed, wanted[:0], 1 if alone else len(owed))
+            self._run(sequence.cache, owed, wanted[:0], len(past) - len(owed), 1 if alone else len(owed))
             owed, sequence.owed = owed[:0], 0
             alone = self.rollback is Rollback.SNAPSHOT
         sequence.saved = [save(sequence.cache)]
         if not alone:
-            logits, taps = self._run(sequence.cache, torch.cat([owed, ids]), wanted + len(owed), len(owed) + len(ids))
+            rows, start = torch.cat([owed, ids]), len(past) - len(owed)
+            logits, taps = self._run(sequence.cache, rows, wanted + len(owed), start, len(rows))
             return logits, taps[len(owed) :]
-        if len(ids) > MOST_SNAPSHOTS:
-            return self._run(sequence.cache, ids, wanted, 1)
-        return self._run(sequence.cache, ids, wanted, 1, sequence.saved)
+        saved = sequence.saved if len(ids) <= MOST_SNAPSHOTS else None
+        return self._run(sequence.cache, ids, wanted, len(past), 1, saved)
 
     def _run(
-        self, cache: Any, ids: torch.Tensor, wanted: torch.Tensor, step: int, saved: list[list[Saved]] | None = None
+        self,
+        cache: Any,
+        ids: torch.Tensor,
+        wanted: torch.Tensor,
+        start: int,
+        step: int,
+        saved: list[list[Saved]] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and taps of `ids` after what the cache holds, `step` rows a call; `saved` gets a copy between them."""
+        """Logits and taps of `ids` after the `start` tokens that the cache holds, `step` rows a call.
+
+        `saved` gets what `save` says between two calls.
+        """
         pieces, order = [], []
         for first in range(0, ids.shape[0], step):
             if saved is not None and first:
                 saved.append(save(cache))
             mine = ((wanted >= first) & (wanted < first + step)).nonzero()[:, 0]
-            pieces.append(self._call(cache, ids[first : first + step], wanted[mine] - first))
+            pieces.append(self._call(cache, ids[first : first + step], wanted[mine] - first, start + first))
             order.append(mine)
         logits, taps = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         return logits[torch.cat(order).argsort()], taps
 
-    def _call(self, cache: Any, ids: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _call(
+        self, cache: Any, ids: torch.Tensor, wanted: torch.Tensor, start: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         arguments: dict[str, Any] = {"use_cache": cache is not None, "output_hidden_states": True, "return_dict": True}
         if cache is not None and self._cache_name is not None:
             arguments[self._cache_name] = cache
+        if self._takes_positions:
+            arguments["position_ids"] = torch.arange(start, start + len(ids), device=ids.device)[None]
         if self._keeps_logits:
             arguments["logits_to_keep"] = wanted.to(ids.device)
         with torch.no_grad():
@@ -223,18 +237,18 @@ class TransformersTarget:
         ids = torch.randint(0, self.vocab_size, (20,), generator=generator).to(self.model.device)
         mine, other, following = ids[:8], ids[8:16], ids[16:]
         every, last = torch.arange(4), torch.arange(8, 12)
-        expected = self._call(None, torch.cat([mine, following]), last)[0]
-        shift = (self._call(None, torch.cat([other, following]), last)[0] - expected).abs().mean()
+        expected = self._call(None, torch.cat([mine, following]), last, 0)[0]
+        shift = (self._call(None, torch.cat([other, following]), last, 0)[0] - expected).abs().mean()
         tolerance = TOLERANCE.get(self.model.dtype, TOLERANCE_16_BITS) * shift
 
         def continued(cache: Any, step: int) -> bool:
-            self._call(cache, mine, last[:0])
-            self._call(self._new_cache(), other, last[:0])  # what the model keeps outside the cache is now this one's
-            logits, _ = self._run(cache, following, every, step)
+            self._call(cache, mine, last[:0], 0)
+            self._call(self._new_cache(), other, last[:0], 0)  # what the model keeps outside the cache is now this one's
+            logits, _ = self._run(cache, following, every, len(mine), step)
             return bool((logits - expected).abs().mean() <= tolerance)
 
         fresh = self._new_cache()
-        self._call(fresh, mine, last[:0])
+        self._call(fresh, mine, last[:0], 0)
         self._records_past = can_crop(fresh)
         one, many = self._new_cache(), self._new_cache()
         if not continued(one, 1):
