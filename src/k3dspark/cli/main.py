@@ -22,6 +22,7 @@ COMMANDS = (
     "explain",
     "synth",
     "generate",
+    "serve",
     "train",
     "evaluate",
     "calibrate",
