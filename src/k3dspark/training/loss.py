@@ -41,16 +41,24 @@ class LossTerms:
     matches: Tensor  # [K] share of slots whose draft argmax is the label
 
 
-def block_loss(model: K3DSparkModel, batch: BlockBatch, weights: LossWeights) -> LossTerms:
+def block_loss(
+    model: K3DSparkModel, batch: BlockBatch, weights: LossWeights, compute: torch.dtype = torch.float32
+) -> LossTerms:
     """Loss of one batch of blocks; teacher-forced previous tokens, softmaxes in fp32.
+
+    With `compute` bfloat16 the network's products run in it (autocast; the weights stay what they are), from the
+    logits on everything is fp32 again.
 
     With a draft vocabulary, p outside it counts in full in ‖q − p‖₁ (there q is zero), and labels outside it
     carry no cross-entropy.
     """
     if model.lm_head is None:
         raise ValueError("training needs the target's lm_head")
-    hidden = model.training_hidden(batch.taps, batch.anchor_ids, batch.anchors, batch.visible)  # [N, A, K, d]
-    feature, embedded = markov_features(model, hidden, batch.anchor_ids, batch.labels)
+    with torch.autocast(batch.taps.device.type, torch.bfloat16, enabled=compute == torch.bfloat16):
+        hidden = model.training_hidden(batch.taps, batch.anchor_ids, batch.anchors, batch.visible)  # [N, A, K, d]
+        feature, embedded = markov_features(model, hidden, batch.anchor_ids, batch.labels)
+    if compute == torch.bfloat16:
+        hidden, feature, embedded = hidden.float(), feature.float(), embedded.float()
     keep = batch.supervised
     hidden, feature, embedded = hidden[keep], feature[keep], embedded[keep]  # [M, ·]
     slots = torch.arange(model.block_size).expand_as(keep)[keep]

@@ -9,7 +9,6 @@ Shards are written to a temporary name and renamed, so a killed run leaves only 
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from k3dspark.target.batch import BatchForward, BatchState
+from k3dspark.training.disk import ShardRoom, write_shard
 from k3dspark.training.prompts import normalized, opening, overlaps, passages, template_prompt
 
 
@@ -68,21 +67,26 @@ class Regenerator:
         self._given = None if prompts is None else iter(prompts)
 
     def write_shards(
-        self, directory: Path, tokens: int, name: str, report: Callable[[dict[str, float]], None] | None = None
+        self,
+        directory: Path,
+        tokens: int,
+        name: str,
+        report: Callable[[dict[str, float]], None] | None = None,
+        room: ShardRoom | None = None,
     ) -> int:
-        """Write shards `name-00000.safetensors` … until `tokens` answer tokens are made or prompts end."""
+        """Write shards `name-00000.safetensors` … until `tokens` answer tokens are made, or prompts or room end."""
+        room = room or ShardRoom()
         directory.mkdir(parents=True, exist_ok=True)
         made, index = 0, 0
-        while made < tokens:
+        while made < tokens and not room.used_up(directory):
             path = directory / f"{name}-{index:05d}.safetensors"
             started = time.perf_counter()
             prompts = self._prompts()
             if not prompts:
                 break  # the prompt file is used up
             shard = self._shard(prompts)
-            temporary = path.with_suffix(".tmp")
-            save_file(shard, temporary)
-            os.replace(temporary, path)
+            if not write_shard(shard, path, room):
+                break
             answers = int((shard["offsets"].diff() - shard["answer_start"]).sum())
             made, index = made + answers, index + 1
             if report is not None:

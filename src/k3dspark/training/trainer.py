@@ -6,10 +6,11 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from k3dspark.errors import BadInput
 from k3dspark.model.draft import K3DSparkModel
+from k3dspark.training.curves import write_curves
 from k3dspark.training.evaluate import replay_greedy
 from k3dspark.training.loss import LossWeights, block_loss
 from k3dspark.training.muon import Muon
@@ -50,6 +52,7 @@ class TrainSettings:
     evaluate_every: int = 250
     loss: LossWeights = field(default_factory=LossWeights)
     short: ShortBlocks = field(default_factory=ShortBlocks)
+    compute: Literal["float32", "bf16"] = "float32"  # of the network's products; weights and softmaxes stay fp32
 
 
 class Trainer:
@@ -84,11 +87,13 @@ class Trainer:
                 self.save()
             if evaluate and self.step % self.settings.evaluate_every == 0:
                 self._log({"step": self.step, **self.evaluate()}, report)
+                self._draw()
                 started = time.perf_counter()
         self.model.config.block_size = self.block_size
         self.save()
         if evaluate:
             self._log({"step": self.step, **self.evaluate()}, report)
+        self._draw()
 
     def evaluate(self, limit: int = 60) -> dict[str, Any]:
         """Replayed greedy acceptance on prompts held out by hash."""
@@ -110,7 +115,9 @@ class Trainer:
                 group["lr"] = rate
             optimiser.zero_grad(set_to_none=True)
         short = self.settings.short
-        terms = block_loss(self.model, batch, short.loss if self.step < short.steps else self.settings.loss)
+        weights = short.loss if self.step < short.steps else self.settings.loss
+        compute = torch.bfloat16 if self.settings.compute == "bf16" else torch.float32
+        terms = block_loss(self.model, batch, weights, compute)
         if not bool(torch.isfinite(terms.total)):
             raise BadInput(
                 f"the loss is {float(terms.total)} at step {self.step}", "training diverged", "lower the learning rate"
@@ -205,6 +212,15 @@ class Trainer:
         with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as handle:
             handle.write(json.dumps(metrics) + "\n")
         report(metrics)
+
+    def _draw(self) -> None:
+        """The page of curves; a page that cannot be written must not end a run of hours."""
+        if self.rank:
+            return
+        try:
+            write_curves(self.out)
+        except BadInput as error:
+            warnings.warn(str(error), stacklevel=2)
 
 
 def sum_gradients(parameters: list[torch.nn.Parameter]) -> None:
