@@ -46,7 +46,7 @@ def test_a_tiny_checkpoint_is_planned_and_written_for_a_cpu(tmp_path: Path) -> N
     )  # fmt: skip
     assert status == 0, output
     assert {p.name for p in out.iterdir()} == {
-        "plan.json", "hosts", "health.sh", "node-0.sh", "k3dspark@.service", "kubernetes.yaml",
+        "plan.json", "hosts", "health.sh", "node-0.sh", "supervise.sh", "k3dspark@.service", "kubernetes.yaml",
     }  # fmt: skip
     assert "--max-model-len 2048" in (out / "node-0.sh").read_text()
     assert run(str(tmp_path / "pair" / "draft"), "--engine", "vllm", "--target", "/t", "--out", str(out))[0] == 2

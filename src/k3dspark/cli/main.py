@@ -28,6 +28,7 @@ COMMANDS = (
     "calibrate",
     "check",
     "plan",
+    "launch",
     "monitor",
 )
 

@@ -26,6 +26,7 @@ from k3dspark.errors import BadInput
 
 PLAN_FILE: Final = "plan.json"
 FORMAT: Final = 1
+SUPERVISOR: Final = Path(__file__).with_name("supervisor.sh")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def launch_files(facts: DraftFacts, wish: LaunchWish) -> tuple[Settled, dict[str
     scripts["health.sh"] = health_script(settled)
     files = {
         **scripts,
+        "supervise.sh": SUPERVISOR.read_text(encoding="utf-8"),
         "hosts": "".join(f"{host}\n" for host in settled.wish.hosts),
         UNIT_NAME: unit(settled),
         "kubernetes.yaml": manifest(settled, scripts),

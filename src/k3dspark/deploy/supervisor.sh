@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# supervise.sh NODE GRACE: runs node-NODE.sh in a process group of its own, until it ends or standard input closes.
+# Whoever started this holds that input open: when they are gone, or the connection is, the engine is stopped, too.
+# A line "stop" asks for the same: SIGTERM to the group, and SIGKILL to what is left after GRACE seconds.
+set -u
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+node=${1:?usage: supervise.sh NODE GRACE}
+grace=${2:-30}
+
+# A session of its own: a signal to the group reaches every worker and nothing else.
+setsid "$here/node-$node.sh" < /dev/null &
+engine=$!
+
+asked=
+trap 'asked=1' TERM INT HUP
+while [[ -z $asked ]] && kill -0 "$engine" 2> /dev/null; do
+  if read -r -t 1 word; then
+    if [[ $word == stop ]]; then asked=1; fi
+  elif (($? <= 128)); then
+    # Closed; above 128 it only timed out.
+    asked=1
+  fi
+done
+
+# Also when the engine ended by itself: a worker that outlives it would hold its device.
+kill -TERM -- "-$engine" 2> /dev/null
+deadline=$((SECONDS + grace))
+while kill -0 -- "-$engine" 2> /dev/null && ((SECONDS < deadline)); do
+  if read -r -t 0.2 word && [[ $word == kill ]]; then break; fi
+  sleep 0.1
+done
+kill -KILL -- "-$engine" 2> /dev/null
+wait "$engine"
