@@ -18,7 +18,7 @@ from k3dspark.monitoring.snapshot import ModelView, Snapshot, SourceView
 NOTES: Final = {
     "slots_do_not_add_up": "accepted by slot and accepted in total disagree: slots of some ranks are not counted",
     "counters_were_reset": "an engine restarted in this window; what it did just before is not counted",
-    "gauges_of_the_last_window": "the engine gives averages of its last window, not counters; while idle they stand still",
+    "gauges_of_the_last_window": "the engine gives averages of its own, no counters; while idle they stand still",
     "width_not_told": "the engine does not tell the verify width, so the acceptance rate is unknown",
     "rate_counts_the_bonus": "this SGLang counts the bonus token in its rate; shown is accepted / drafted",
 }
