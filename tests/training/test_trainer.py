@@ -178,9 +178,9 @@ def test_a_run_begins_from_another_drafts_weights_and_records_where(
 ) -> None:
     settings = replace(FAST, steps=3)
     job = TrainJob(deep_target, tmp_path / "first", shards, answer_tokens=0, shape=SHAPE, settings=settings)
-    first = train(job, quiet)
+    first = train(job, lambda *_: None)
     frozen = replace(FAST, steps=1, learning_rate=0.0)
-    record = train(replace(job, out=tmp_path / "second", start=tmp_path / "first", settings=frozen), quiet)
+    record = train(replace(job, out=tmp_path / "second", start=tmp_path / "first", settings=frozen), lambda *_: None)
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
     assert before.keys() == after.keys()
     for name, tensor in before.items():  # a learning rate of zero: only the fold of the tap scale may round, once
@@ -191,7 +191,7 @@ def test_a_run_begins_from_another_drafts_weights_and_records_where(
 def test_a_start_of_another_shape_is_refused(deep_target: Path, shards: Path, tmp_path: Path) -> None:
     settings = replace(FAST, steps=1)
     job = TrainJob(deep_target, tmp_path / "first", shards, answer_tokens=0, shape=SHAPE, settings=settings)
-    train(job, quiet)
+    train(job, lambda *_: None)
     wider = replace(SHAPE, kv_lora_rank=24)
     with pytest.raises(BadInput, match="another shape"):
-        train(replace(job, out=tmp_path / "second", start=tmp_path / "first", shape=wider), quiet)
+        train(replace(job, out=tmp_path / "second", start=tmp_path / "first", shape=wider), lambda *_: None)
