@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("language", ["", ".zh-CN"])
-@pytest.mark.parametrize("name", ["generate", "calibrate"])
+@pytest.mark.parametrize("name", ["generate", "calibrate", "train", "evaluate"])
 def test_every_option_is_in_the_guide(name: str, language: str) -> None:
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
