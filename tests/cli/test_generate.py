@@ -45,7 +45,8 @@ def test_json_holds_the_documented_fields(pair: list[str]) -> None:
     answer = as_json(*pair, "--compare", "-n", "24", PROMPT)
     assert list(answer) == [
         "text", "token_ids", "finish_reason", "prompt_tokens", "new_tokens", "rounds", "acceptance_length",
-        "acceptance_rate", "per_slot_acceptance", "tokens_per_second", "plain", "speedup", "identical",
+        "acceptance_rate", "per_slot_acceptance", "tokens_per_second", "plain", "speedup", "identical", "logprobs",
+        "seed", "verify", "schedule", "calibrated", "exact",
     ]  # fmt: skip
     assert list(answer["plain"]) == ["token_ids", "tokens_per_second"]
     assert answer["new_tokens"] == len(answer["token_ids"])
@@ -107,6 +108,84 @@ def test_different_decodings_are_a_failed_check(pair: list[str], monkeypatch: py
     assert json.loads(generate(*pair, "--compare", "--json", "-n", "8", PROMPT).stdout)["identical"] is False
 
 
+SAMPLED = ["--temperature", "1", "--top-p", "0.95"]
+
+
+def test_a_seed_repeats_a_sampled_answer_and_is_reported_when_it_was_drawn(pair: list[str]) -> None:
+    first = as_json(*pair, *SAMPLED, "-n", "24", PROMPT)
+    again = as_json(*pair, *SAMPLED, "--seed", str(first["seed"]), "-n", "24", PROMPT)
+    assert again["token_ids"] == first["token_ids"]
+    assert (again["verify"], again["schedule"]) == ("block", "full")
+    other = as_json(*pair, *SAMPLED, "--seed", str(first["seed"] ^ 1), "-n", "24", PROMPT)
+    assert other["token_ids"] != first["token_ids"]
+
+
+def test_sampled_decodings_are_compared_in_speed_only(pair: list[str]) -> None:
+    done = generate(*pair, *SAMPLED, "--seed", "3", "--compare", "-n", "40", PROMPT)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1].startswith("sampled: both are draws from the target's distribution")
+    answer = as_json(*pair, *SAMPLED, "--seed", "3", "--compare", "-n", "40", PROMPT)
+    assert answer["identical"] is None
+    assert answer["token_ids"] != answer["plain"]["token_ids"]
+    assert answer["speedup"] > 0
+
+
+SCHEDULES: list[list[str]] = [
+    ["--draft-length", "2"],
+    ["--schedule", "full"],
+    ["--schedule", "threshold", "--threshold", "0.2"],
+    ["--schedule", "threshold", "--online-calibration"],
+    ["--schedule", "cost"],
+]
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=" ".join)
+@pytest.mark.parametrize("verify", ["greedy", "token", "block"])
+def test_no_schedule_and_no_verifier_changes_a_greedy_answer(pair: list[str], verify: str, options: list[str]) -> None:
+    exact = [] if "--online-calibration" in options else ["--exact"]
+    answer = as_json(*pair, *exact, *options, "--verify", verify, "--compare", "-n", "30", PROMPT)
+    assert answer["identical"] is True
+    assert (answer["verify"], answer["seed"]) == ("greedy", None)
+    assert answer["calibrated"] is (False if {"threshold", "cost"} & set(options) else None)
+
+
+def test_a_fixed_length_drafts_no_more_than_it_says(pair: list[str]) -> None:
+    answer = as_json(*pair, "--draft-length", "2", "-n", "30", PROMPT)
+    assert answer["schedule"] == "fixed"
+    assert answer["per_slot_acceptance"][2:] == [0.0] * 5
+
+
+def test_costs_are_measured_once_and_then_read_from_the_file(pair: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "new" / "costs.json"
+    options = ["--schedule", "cost", "--costs", str(file), "-n", "8", PROMPT]
+    as_json(*pair, *options)
+    measured = json.loads(file.read_text())
+    assert [rows for rows, _ in measured["verify"]] == list(range(1, 9))
+    as_json(*pair, *options)
+    assert json.loads(file.read_text()) == measured
+    file.write_text("{}")
+    assert "these are no step costs" in generate(*pair, *options).stderr
+
+
+def test_stop_text_bias_and_log_probabilities_reach_the_engine(pair: list[str]) -> None:
+    free = as_json(*pair, "-n", "24", PROMPT)
+    first = free["token_ids"][0]
+    barred = as_json(*pair, "--logit-bias", f"{first}:-1000", "-n", "24", "--logprobs", "2", PROMPT)
+    assert first not in barred["token_ids"]
+    assert len(barred["logprobs"]) == barred["new_tokens"]
+    assert [len(entry["best"]) for entry in barred["logprobs"]] == [2] * barred["new_tokens"]
+    text = next(c for c in free["text"] if c.isascii() and c.isprintable())
+    stopped = as_json(*pair, "--stop", text, "-n", "24", PROMPT)
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == free["text"][: free["text"].index(text) + 1]
+
+
+def test_a_penalty_keeps_tokens_from_coming_back(pair: list[str]) -> None:
+    answer = as_json(*pair, "--presence-penalty", "1000", "--compare", "-n", "30", PROMPT)
+    assert answer["identical"] is True
+    assert len(set(answer["token_ids"])) == 30
+
+
 def test_the_prompt_is_the_same_from_every_source(pair: list[str], tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_bytes(b"\xef\xbb\xbf" + "多少？ how many?\r\n".encode())
@@ -153,6 +232,20 @@ def test_decoding_stops_at_the_end_of_the_window(pair: list[str]) -> None:
         (["x", "-n", "-3"], "max-new-tokens"),
         (["x", "-n", "many"], "max-new-tokens"),
         (["x", "--threads", "0"], "threads"),
+        (["x", "--verify", "greedy", "--temperature", "1"], "--verify greedy with --temperature 1"),
+        (["x", "--top-p", "0.9"], "--top-p without a temperature"),
+        (["x", "--top-k", "5", "--min-p", "0.1"], "--top-k and --min-p without a temperature"),
+        (["x", "--temperature", "-1"], "temperature is -1.0"),
+        (["x", "--temperature", "1", "--top-p", "1.5"], "top_p is 1.5"),
+        (["x", "--seed", "-1"], "seed is -1"),
+        (["x", "--draft-length", "3", "--schedule", "cost"], "--draft-length 3 with --schedule cost"),
+        (["x", "--threshold", "0.2"], "--threshold 0.2 without --schedule threshold"),
+        (["x", "--online-calibration"], "online calibration with the full schedule"),
+        (["x", "--costs", "c.json"], "--costs c.json without --schedule cost"),
+        (["x", "--no-draft", "--schedule", "cost"], "--schedule cost with --no-draft"),
+        (["x", "--no-draft", "--verify", "block"], "--verify block with --no-draft"),
+        (["x", "--logit-bias", "5"], "--logit-bias 5"),
+        (["x", "--logprobs", "2"], "--logprobs without --json"),
         (["x", "--dtype", "fp7"], "dtype"),
         (["x", "--target", "no/such/model", "--no-draft"], "no/such/model"),
         (["x", "--target", "."], "embedded draft fits the embedded target only"),
@@ -162,6 +255,18 @@ def test_bad_usage_is_refused_with_status_2(arguments: list[str], message: str) 
     done = generate(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in " ".join(done.stderr.replace("\n  why", "").replace("│", "").split())
+
+
+def test_a_length_beyond_the_block_is_refused(pair: list[str]) -> None:
+    done = generate(*pair, "--draft-length", "8", PROMPT)
+    assert done.exit_code == 2
+    assert "proposes 7 tokens at a time" in done.stderr
+
+
+def test_online_calibration_is_refused_in_exact_decoding(pair: list[str]) -> None:
+    done = generate(*pair, "--schedule", "threshold", "--online-calibration", "--exact", PROMPT)
+    assert done.exit_code == 2
+    assert "online calibration with exact decoding" in done.stderr
 
 
 def test_a_prompt_that_is_not_utf8_is_refused(pair: list[str], tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
 from dataclasses import replace
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from decoding.laws import Model, drafted_paths, proposal_of, random_model, round_law
 from k3dspark.decoding import CostAware, FixedLength, FullBlock, Load, Outcome, Scheduler, StepCosts, Threshold
 from k3dspark.decoding.calibration import Calibration, Scaling
-from k3dspark.decoding.schedule import acceptance, allocate, best_capacity, early_stop
+from k3dspark.decoding.schedule import acceptance, allocate, best_capacity, early_stop, foresight
 from k3dspark.decoding.verify import verify_block, verify_token
 from k3dspark.errors import BadInput
 
@@ -55,6 +55,24 @@ def test_early_stop_does_not_cross_a_step_in_the_cost_curve_but_capacity_does() 
     survival = np.full((2, 7), 0.95).cumprod(1)
     assert sum(early_stop(survival, (7, 7), stairs)) == 6  # 8 rows
     assert best_capacity(survival, (7, 7), stairs) == 14  # 16 rows
+
+
+def test_foresight_crosses_a_step_only_where_past_rounds_promise_enough_behind_it() -> None:
+    stairs = StepCosts.synthetic(base=1.0, per_token=0.1, knee=1, step=4)  # rows 1 to 4, then 5 to 8
+    survival, steep = np.full(7, 0.95).cumprod(), np.full(7, 0.1).cumprod()
+    assert foresight(survival, survival, 7, stairs) == 7
+    assert foresight(survival, steep, 7, stairs) == 3
+    assert foresight(steep, survival, 7, stairs) == 3
+    assert foresight(survival, survival, 2, stairs) == 2
+    assert foresight(survival, survival, 0, stairs) == 0
+
+
+def test_foresight_is_early_stop_where_every_row_costs_the_same() -> None:
+    costs = StepCosts.synthetic(base=1.0, per_token=0.2, knee=1)
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        survival, past = random.random((2, 7)).cumprod(1)
+        assert (foresight(survival, past, 7, costs),) == early_stop(survival[None], (7,), costs)
 
 
 def test_slots_beyond_a_limit_are_never_given() -> None:
@@ -150,13 +168,43 @@ def test_new_request_is_treated_as_full_length() -> None:
     assert play(CostAware(FREE), 1, accepted=0) == [7]
 
 
-def test_requests_that_left_are_forgotten() -> None:
+def test_requests_that_left_are_forgotten_in_the_end() -> None:
     scheduler = CostAware(FREE)
-    for request in range(50):
-        now = Load((request,), (10,), (7,))
-        scheduler.wants_draft(now)
-        scheduler.lengths(torch.zeros(1, 7), now)
-    assert len(scheduler._memory) == 1
+    for request in range(2 * CostAware.REMEMBERED):
+        scheduler.wants_draft(Load((request,), (10,), (7,)))
+    assert len(scheduler._memory) == CostAware.REMEMBERED + 1
+
+
+def test_request_that_stepped_back_goes_on_with_what_it_had_learnt() -> None:
+    scheduler = CostAware(StepCosts.synthetic(1.0, 1e-6, 1, draft=0.5))
+    play(scheduler, 100, accepted=0)
+    assert scheduler.wants_draft(Load((5,), (10,), (7,))) == (True,)
+    assert scheduler.wants_draft(load(7)) == (False,)
+
+
+@pytest.mark.parametrize("form", ["early_stop", "capacity"])
+def test_planned_alone_a_request_has_the_same_lengths_in_any_company(form: Literal["early_stop", "capacity"]) -> None:
+    costs = costs_of(1, 0.9, 0.8, 0.6, 0.5, 0.45, 0.4, 0.35)
+    random = np.random.default_rng(0)
+    rounds = torch.from_numpy(random.normal(0.5, 1.5, (40, 3, 7)))
+    accepted = random.integers(0, 4, (40, 3))
+
+    def lengths(members: tuple[int, ...]) -> list[tuple[int, ...]]:
+        scheduler, found = CostAware(costs, form, alone=True), []
+        for confidence, stood in zip(rounds, accepted, strict=True):
+            now = Load(members, (10,) * len(members), (7,) * len(members))
+            wanted = scheduler.wants_draft(now)
+            now = replace(now, limits=tuple(7 if w else 0 for w in wanted))
+            chosen = scheduler.lengths(confidence[list(members)], now)
+            counts = tuple(min(int(stood[m]), n) for m, n in zip(members, chosen, strict=True))
+            scheduler.observe(Outcome(now, chosen, counts, 1.0, 1.0))
+            found.append(chosen)
+        return found
+
+    together = lengths((0, 1, 2))
+    for member in range(3):
+        assert [row[member] for row in together] == [n for (n,) in lengths((member,))]
+    assert len({n for row in together for n in row}) > 2, "the lengths must vary for this to prove anything"
 
 
 # -- what they may not see

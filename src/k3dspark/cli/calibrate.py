@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from k3dspark.cli.output import print_json, table
+from k3dspark.cli.progress import Count
 from k3dspark.errors import BadInput
 
 if TYPE_CHECKING:
@@ -92,10 +93,17 @@ def calibrate(
         texts = own_prompts(pair, count, seed)
     fitted = []
     for chosen in settings:
-        progress = _Progress(chosen.key, len(texts))
-        one = fit(
-            pair, texts, chosen, max_new_tokens=max_new_tokens, batch=batch, seed=seed, raw=raw, on_prompt=progress
-        )
+        with Count(f"prompts, {chosen.key}", len(texts)) as progress:
+            one = fit(
+                pair,
+                texts,
+                chosen,
+                max_new_tokens=max_new_tokens,
+                batch=batch,
+                seed=seed,
+                raw=raw,
+                on_prompt=progress.add,
+            )
         save(path, pair.draft, one)  # at once: what comes later may be interrupted
         fitted.append(one)
         if not as_json:
@@ -126,21 +134,6 @@ def _check_writable(path: Path) -> None:
             f"{directory} is not writable for this user",
             "pass --out FILE, and have the file put beside the draft",
         )
-
-
-class _Progress:
-    """A plain line on standard error now and then."""
-
-    def __init__(self, key: str, total: int) -> None:
-        self._key, self._total = key, total
-        self._shown = 0.0
-
-    def __call__(self, done: int, rounds: int) -> None:
-        import time
-
-        if done == self._total or time.monotonic() - self._shown >= 5.0:
-            self._shown = time.monotonic()
-            print(f"{self._key}: {done} of {self._total} prompts, {rounds:,} rounds", file=sys.stderr, flush=True)
 
 
 def _print_table(one: Fitted) -> None:

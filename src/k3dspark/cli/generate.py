@@ -85,7 +85,7 @@ def generate(
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Survival a slot needs.", show_default="0.3", rich_help_panel=_SPECULATION),
+        typer.Option(min=0, max=1, help="Survival a slot needs.", show_default="0.1", rich_help_panel=_SPECULATION),
     ] = None,
     online_calibration: Annotated[
         bool,
@@ -220,7 +220,7 @@ def _scheduler(
     plan: Schedule, pair: ModelPair, draft: Path | None, params: SamplingParams, costs: Path | None, exact: bool
 ) -> tuple[Scheduler | None, bool | None]:
     """The scheduler, and whether confidence is calibrated for this sampling (None: it is not read)."""
-    from k3dspark.decoding.calibration import Setting, read_calibration
+    from k3dspark.decoding.calibration import CALIBRATION_FILE, Setting, read_calibration
     from k3dspark.decoding.scheduler_for import scheduler_for
     from k3dspark.embedded.pair import EMBEDDED_DRAFT
 
@@ -228,7 +228,12 @@ def _scheduler(
         return None, None
     if not plan.reads_confidence:
         return scheduler_for(plan, pair.target, pair.draft), None
-    calibration = read_calibration(draft or EMBEDDED_DRAFT, pair.draft)
+    directory = draft or EMBEDDED_DRAFT
+    calibration = read_calibration(directory, pair.draft)
+    if calibration is None and pair.draft.confidence_head is not None and (directory / CALIBRATION_FILE).exists():
+        print(
+            f"{directory / CALIBRATION_FILE} was fitted for other weights: confidence is used as it is", file=sys.stderr
+        )
     table_of_costs = sampling.step_costs(costs, pair) if costs is not None else None
     scheduler = scheduler_for(plan, pair.target, pair.draft, calibration=calibration, costs=table_of_costs, exact=exact)
     return scheduler, calibration is not None and calibration.covers(Setting.of(params))

@@ -146,12 +146,15 @@ class CostAware(Confident):
 
     `early_stop` admits fresh survivals in descending order until one does not pay. `capacity` takes the number of
     admitted tokens from survivals of past rounds, where a best over everything is allowed and a step in the cost curve
-    can be crossed, and gives these places to the best fresh survivals.
+    can be crossed, and gives these places to the best fresh survivals; a request that runs alone has nobody to share
+    with, and goes by `foresight` instead: its own fresh survival, continued as past rounds say.
 
     A request whose draft has stopped paying is decoded plainly and probed every `probe_every` rounds. `alone` plans
     for each request as if it were the only one, so that its lengths do not depend on its company: what a sampled
     request needs to give the same tokens in any company.
     """
+
+    REMEMBERED = 1024  # requests that left and are still known
 
     def __init__(
         self,
@@ -168,7 +171,11 @@ class CostAware(Confident):
         self._memory: dict[int, _Memory] = {}
 
     def wants_draft(self, load: Load) -> tuple[bool, ...]:
-        self._memory = {r: self._recall(r) for r in load.requests}  # requests that left are forgotten
+        for request in load.requests:
+            self._memory[request] = self._memory.pop(request, None) or _Memory()  # the latest stand at the end
+        # Not at once: a request that stepped back for others comes again, and must go on as if it had not.
+        for left in list(self._memory)[: max(0, len(self._memory) - len(load.requests) - self.REMEMBERED)]:
+            del self._memory[left]
         if not self.alone:
             return self._worth_drafting(load)
         return tuple(self._worth_drafting(load.alone(b))[0] for b in range(len(load.requests)))
@@ -217,6 +224,8 @@ class CostAware(Confident):
         for request, limit, row in zip(load.requests, load.limits, fresh, strict=True):
             if limit > 0:
                 self._recall(request).remember(row)
+        if len(load.requests) == 1:
+            return (foresight(fresh[0], stale[0], load.limits[0], self.costs),)
         return allocate(fresh, load.limits, best_capacity(stale, load.limits, self.costs))
 
     def _recall(self, request: int) -> _Memory:
@@ -274,6 +283,24 @@ def early_stop(survival: Survival, limits: Sequence[int], costs: StepCosts) -> t
     owner, speeds = _speeds(survival, limits, costs)
     falls = np.flatnonzero(speeds[1:] <= speeds[:-1])
     return _per_request(owner[: falls[0] if len(falls) else len(owner)], len(limits))
+
+
+def foresight(survival: Survival, past: Survival, limit: int, costs: StepCosts) -> int:
+    """Slots of one request [K]: admit a slot while the expected speed can still rise from it on, a step in the costs
+    crossed if need be.
+
+    What lies beyond slot k is not looked at but foretold: its fresh survival, falling on as `past` survivals do. So
+    admission of a slot depends on its own survival and earlier ones, as the rule of this module asks.
+    """
+    committed = 1.0
+    seconds = costs.seconds(1, 1 + np.arange(limit + 1))
+    for slot in range(limit):
+        onwards = survival[slot] * past[slot:limit] / max(float(past[slot]), 1e-12)
+        speeds = (committed + onwards.cumsum()) / seconds[slot + 1 :]
+        if not speeds.max() > committed / seconds[slot]:
+            return slot
+        committed += float(survival[slot])
+    return limit
 
 
 def best_capacity(survival: Survival, limits: Sequence[int], costs: StepCosts) -> int:

@@ -89,11 +89,11 @@ def record(
     prompts: Sequence[Sequence[int]],
     params: Callable[[int], SamplingParams],
     batch: int = 8,
-    on_prompt: Callable[[int, int], None] | None = None,
+    on_prompt: Callable[[], None] | None = None,
 ) -> Rounds:
     """Answer all prompts (token ids) in full blocks, `batch` at once; `params(i)` are those of prompt i.
 
-    `on_prompt(answers done, rounds so far)` is called as answers end.
+    `on_prompt` is called whenever an answer ends.
     """
     recorder = Recorder()
     engine = Engine(target, draft, recorder)
@@ -106,8 +106,9 @@ def record(
             prompt_of[engine.submit(ids, params(index)).id] = index
         ended = [p.request for p in engine.step() if p.request.finished]
         done += len(ended)
-        if ended and on_prompt is not None:
-            on_prompt(done, sum(len(rounds) for rounds in recorder.rounds.values()))
+        if on_prompt is not None:
+            for _ in ended:
+                on_prompt()
     rows = [(logits, n, prompt_of[r]) for r, rounds in recorder.rounds.items() for logits, n in rounds]
     return Rounds(
         np.array([logits for logits, _, _ in rows], dtype=np.float64).reshape(len(rows), draft.block_size),
@@ -211,7 +212,7 @@ def calibrate(
     batch: int = 8,
     seed: int = 0,
     raw: bool = False,
-    on_prompt: Callable[[int, int], None] | None = None,
+    on_prompt: Callable[[], None] | None = None,
 ) -> Fitted:
     """Answer the prompts under a setting, fit on half of them, judge on the other half. Raises `BadInput`."""
     if pair.draft is None or pair.draft.confidence_head is None:
