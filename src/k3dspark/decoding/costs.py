@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from math import inf
 from time import perf_counter
 from typing import Any, overload
 
@@ -88,10 +88,11 @@ def measure(
     repeats: int = 20,
     candidates: int | None = None,
 ) -> StepCosts:
-    """Median times of draft and target passes on this machine for up to `requests` requests of `context` tokens.
+    """Times of draft and target passes on this machine for up to `requests` requests of `context` tokens.
 
-    All shapes take turns, so that a slow moment of the machine falls on each of them alike. More rows never cost less:
-    where the medians say so it is noise, and neighbours are averaged.
+    The fastest of `repeats`: other programs only ever add time, and a step in the curve that is theirs would be
+    believed as long as the engine runs. All shapes take turns, so that a slow moment falls on each of them alike. More
+    rows never cost less: where the clock says so it is noise, and neighbours are averaged.
     """
     block = draft.config.block_size if draft is not None else 0
     context = max(1, min(context, target.max_positions - block - 2))
@@ -103,7 +104,7 @@ def measure(
         if draft is not None:
             for count in _sizes(1, requests):
                 runs["draft", count] = partial(_draft, draft, sequences[:count], candidates)
-        seconds = _medians(runs, repeats)
+        seconds = _fastest(runs, repeats)
     finally:
         for probe in sequences:
             target.close(probe.handle)
@@ -144,16 +145,16 @@ def _draft(draft: K3DSparkModel, probes: Sequence[_Probe], candidates: int | Non
     draft.propose(caches, torch.zeros_like(positions), positions, DraftSampling(candidates=candidates)).tokens.tolist()
 
 
-def _medians(runs: Mapping[Shape, Callable[[], None]], repeats: int) -> dict[Shape, float]:
-    """Median seconds of every run."""
-    times: dict[Shape, list[float]] = {shape: [] for shape in runs}
+def _fastest(runs: Mapping[Shape, Callable[[], None]], repeats: int) -> dict[Shape, float]:
+    """Seconds of the fastest of `repeats` calls of every run."""
+    times: dict[Shape, float] = dict.fromkeys(runs, inf)
     for turn in range(repeats + 1):
         for shape, run in runs.items():
             started = perf_counter()
             run()
             if turn:  # the first call allocates and chooses kernels
-                times[shape].append(perf_counter() - started)
-    return {shape: median(found) for shape, found in times.items()}
+                times[shape] = min(times[shape], perf_counter() - started)
+    return times
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> Points:

@@ -12,8 +12,8 @@ from k3dspark.errors import BadInput
 from k3dspark.model.draft import K3DSparkModel
 from k3dspark.target.protocol import Target
 
-LEAST_SURVIVAL = 0.3
-STARTUP_REPEATS = 3
+LEAST_SURVIVAL = 0.1  # a row more costs little beside a round, so only hopeless slots are left out
+STARTUP_REPEATS = 5
 
 
 @dataclass(frozen=True)
