@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
-from k3dspark.checkpoint.files import LM_HEAD_FILE, MODEL_FILE, replacing, write_json
+from k3dspark.checkpoint.files import INDEX_FILE, LM_HEAD_FILE, MODEL_FILE, replacing, write_json
 from k3dspark.checkpoint.inventory import (
     EMBEDDING,
     TensorSpec,
@@ -16,6 +16,7 @@ from k3dspark.checkpoint.inventory import (
     header_json,
     lm_head_tensor,
 )
+from k3dspark.checkpoint.kimi_k3 import PREFIX
 from k3dspark.checkpoint.published import published_config, tiny_config
 from k3dspark.checkpoint.space import require_space
 from k3dspark.errors import BadInput
@@ -27,6 +28,7 @@ ORIGIN: Final = "k3dspark synth: random weights, for rehearsals only"
 BLOCK: Final = 1 << 22  # numbers drawn at a time
 EMBEDDING_SEED: Final = 1_000_003
 HEAD_SEED: Final = 1_000_033
+TapStream = Literal["prefix", "attn_res"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def synthesise(
     directory: Path,
     *,
     tiny: bool = False,
+    mini_k3: TapStream | None = None,
     sparse: bool = False,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -47,8 +50,9 @@ def synthesise(
     """Write a draft of random weights into `directory`, which must be empty or new.
 
     `sparse` leaves holes where the data would be: the sizes are right and it takes no time or space. `tiny` makes the
-    layout in miniature in `directory/draft`, with a matching target in `directory/target`. `progress` gets bytes
-    written and in all. Raises `BadInput` when the directory holds something or the disk is too small.
+    layout in miniature in `directory/draft`, with a matching Llama in `directory/target`; `mini_k3` does so with a Kimi
+    K3 of all 93 layers, for a draft that taps this stream of it. `progress` gets bytes written and in all. Raises
+    `BadInput` when the directory holds something or the disk is too small.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise BadInput(
@@ -56,16 +60,15 @@ def synthesise(
             "a synthetic checkpoint must not be mixed with other files",
             "name a directory that does not exist yet",
         )
-    config = {**(tiny_config() if tiny else published_config()), "_converted_from": ORIGIN}
-    draft = directory / "draft" if tiny else directory
+    pair = _Pair.of(tiny, mini_k3)
+    config = {**(pair.draft if pair else published_config()), "_converted_from": ORIGIN}
+    draft = directory / "draft" if pair else directory
     groups = {
         draft / MODEL_FILE: list(expected_tensors(config).values()),
         draft / LM_HEAD_FILE: [lm_head_tensor(config)],
     }
-    if tiny:
-        from k3dspark.checkpoint.tiny_target import target_config, target_tensors, write_target_text
-
-        groups[directory / "target" / MODEL_FILE] = target_tensors()
+    if pair:
+        groups |= {directory / "target" / file: specs for file, specs in pair.shards.items()}
     total = sum(file_bytes(specs) for specs in groups.values())
     require_space(directory, 1 << 20 if sparse else total)
 
@@ -74,11 +77,41 @@ def synthesise(
         path.parent.mkdir(parents=True, exist_ok=True)
         writer.write(path, specs)
     write_json(draft / "config.json", config)
-    if tiny:
-        write_json(directory / "target" / "config.json", target_config())
-        write_target_text(directory / "target")
+    if pair:
+        pair.write_text(directory / "target")
     written = sorted(p for p in directory.rglob("*") if p.is_file())
     return Synthesised({path: path.stat().st_size for path in written})
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A draft in miniature and the target that it belongs to."""
+
+    draft: dict[str, Any]  # config.json
+    target: dict[str, Any]
+    shards: dict[str, list[TensorSpec]]  # of the target, by file name
+
+    @classmethod
+    def of(cls, tiny: bool, mini_k3: TapStream | None) -> _Pair | None:
+        if mini_k3 is not None:
+            from k3dspark.checkpoint.mini_kimi_k3 import mini_draft_config, mini_kimi_k3_config, mini_kimi_k3_shards
+
+            return cls(mini_draft_config(mini_k3), mini_kimi_k3_config(), mini_kimi_k3_shards())
+        if tiny:
+            from k3dspark.checkpoint.tiny_target import target_config, target_tensors
+
+            return cls(tiny_config(), target_config(), {MODEL_FILE: target_tensors()})
+        return None
+
+    def write_text(self, directory: Path) -> None:
+        """Everything of the target but its weights."""
+        from k3dspark.checkpoint.mini_kimi_k3 import index_of
+        from k3dspark.checkpoint.tiny_target import write_target_text
+
+        write_json(directory / "config.json", self.target)
+        write_target_text(directory)
+        if len(self.shards) > 1:
+            write_json(directory / INDEX_FILE, index_of(self.shards))
 
 
 class _Writer:
@@ -115,7 +148,13 @@ def random_blocks(spec: TensorSpec, seed: int, index: int) -> Iterator[np.ndarra
     import numpy as np
 
     stream = {EMBEDDING: EMBEDDING_SEED, "model.embed_tokens.weight": EMBEDDING_SEED, "lm_head.weight": HEAD_SEED}
-    generator = np.random.default_rng([seed, stream.get(spec.name, index)])
+    shared = stream.get(spec.name.removeprefix(PREFIX))
+    if spec.name.startswith(PREFIX) and shared is None:
+        from k3dspark.checkpoint.mini_kimi_k3 import mini_blocks
+
+        yield from mini_blocks(spec, seed)
+        return
+    generator = np.random.default_rng([seed, index if shared is None else shared])
     left = spec.parameters
     while left:
         count = min(left, BLOCK)

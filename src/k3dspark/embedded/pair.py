@@ -15,6 +15,9 @@ from k3dspark.errors import BadInput
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
 from k3dspark.model.loading import load_draft
+from k3dspark.model.rotation import rotation_between, undo_rotation
+from k3dspark.target.kimi_k3 import KimiK3Target
+from k3dspark.target.kimi_k3_model import TapStream
 from k3dspark.target.llama import LlamaTarget
 from k3dspark.target.loading import DType, load_tokenizer, open_target
 from k3dspark.target.protocol import Target
@@ -56,9 +59,7 @@ class ModelPair:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of new tokens, without special tokens."""
-        return str(
-            self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def load_embedded_pair(*, dtype: DType = "auto", threads: int | None = None, with_draft: bool = True) -> ModelPair:
@@ -81,7 +82,8 @@ def load_pair(
     # The draft's config first: it is small, and it names the taps that the target is opened with.
     config = K3DSparkConfig.from_file(draft) if draft is not None else None
     directory = target if target is not None else embedded_target_dir()
-    opened = open_target(directory, dtype, config.target_layer_ids if config is not None else ())
+    taps = config.target_layer_ids if config is not None else ()
+    opened = open_target(directory, dtype, taps, tap_stream=tap_stream(config))
     tokenizer = load_tokenizer(directory)
     return ModelPair(
         target=opened,
@@ -94,15 +96,27 @@ def load_pair(
 
 
 def _draft_beside(target: Target, directory: Path, config: K3DSparkConfig | None) -> K3DSparkModel:
-    """The draft in the target's dtype, sharing the target's embedding and head where it has none of its own."""
-    if isinstance(target, LlamaTarget):
+    """The draft in the target's dtype, sharing the target's embedding and head where it has none of its own.
+
+    One whose embedding is the target's before a rotation reads the taps through the inverse rotation.
+    """
+    if isinstance(target, (LlamaTarget, KimiK3Target)):
         embed, head = target.embed_weight, target.head_weight
     elif isinstance(target, TransformersTarget):
         embed = target.model.get_input_embeddings().weight
         head = target.model.get_output_embeddings().weight
     else:
         raise TypeError(f"open_target returned a {type(target).__name__}")
-    return load_draft(directory, config, embed, head, embed.dtype).eval().pack()
+    draft = load_draft(directory, config, embed, head, embed.dtype).eval()
+    rotation = rotation_between(draft.embed_tokens.weight, embed)
+    if rotation is not None:  # a target quantised with QuaRot
+        undo_rotation(draft, rotation)
+    return draft.pack()
+
+
+def tap_stream(config: K3DSparkConfig | None) -> TapStream:
+    """Which stream of its target a draft was trained on."""
+    return "attn_res" if config is not None and config.aux_hidden_stream == "attn_res" else "prefix"
 
 
 def stop_ids(directory: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from k3dspark.checkpoint.kimi_k3 import is_kimi_k3
 from k3dspark.errors import BadInput
 from k3dspark.model.packed import native_bf16
 from k3dspark.target.llama import LlamaTarget
@@ -17,6 +18,7 @@ from k3dspark.target.weights import load_llama, read_config, unsupported_reason
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from k3dspark.target.kimi_k3_model import TapStream
     from k3dspark.target.transformers_target import TransformersTarget
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -30,14 +32,15 @@ def open_target(
     exact: bool = True,
     backend: Backend = "auto",
     trust_remote_code: bool = False,
+    tap_stream: TapStream = "prefix",
 ) -> Target:
     """The causal language model of a local directory (config.json and safetensors), ready to verify.
 
     `dtype` "auto" is bfloat16 where this CPU multiplies it in hardware, else float32. `backend` "auto" takes the lean
-    forward for Llama, SmolLM2, Qwen2 and Qwen3 and transformers for everything else; only the lean one is exact
-    (`exact=True`: bitwise independent of how tokens are split into calls). `tap_layer_ids` are 0-based layers whose
-    raw output is tapped; the last layer can be tapped in the lean forward only, because transformers reports it
-    after the final norm.
+    forward for Llama, SmolLM2, Qwen2 and Qwen3, our own for Kimi K3, and transformers for everything else; only the
+    lean one is exact (`exact=True`: bitwise independent of how tokens are split into calls). `tap_layer_ids` are
+    0-based layers whose raw output is tapped; the last layer cannot be tapped through transformers, because it reports
+    it after the final norm. `tap_stream` "attn_res" taps what the next layer reads instead: Kimi K3 only.
 
     Raises `BadInput` for an unknown directory, unreadable or foreign weights, a model that is not a causal language
     model, and tap layers that the model does not have.
@@ -45,6 +48,14 @@ def open_target(
     path = model_directory(directory)
     config = read_config(path)
     precision = _precision(dtype)
+    if is_kimi_k3(config) and backend != "transformers":
+        return _open_kimi_k3(path, config, precision, tap_layer_ids, tap_stream)
+    if tap_stream != "prefix":
+        raise BadInput(
+            f"the draft taps the stream {tap_stream}, which {path} does not have",
+            "only Kimi K3 mixes its residual stream over depth",
+            "use the draft with the target it was trained with",
+        )
     reason = unsupported_reason(config)
     if backend == "lean" or (backend == "auto" and reason is None):
         return LlamaTarget(load_llama(path, precision), tap_layer_ids, exact=exact)
@@ -78,6 +89,15 @@ def model_directory(directory: str | Path) -> Path:
         what = f"{path} is not a directory" if path.exists() else f"there is no directory {path}"
         raise BadInput(what, "a model is a directory with config.json and safetensors", "check the path")
     return path
+
+
+def _open_kimi_k3(
+    path: Path, config: dict[str, Any], dtype: torch.dtype, tap_layer_ids: Sequence[int], stream: TapStream
+) -> Target:
+    from k3dspark.target.kimi_k3 import KimiK3Target
+    from k3dspark.target.kimi_k3_loading import load_kimi_k3
+
+    return KimiK3Target(load_kimi_k3(path, config, dtype), tap_layer_ids, stream)
 
 
 def _open_transformers(
