@@ -22,6 +22,7 @@ from k3dspark.serving.settings import Settings
 from tiny_models import write_draft, write_target
 
 LONG = 300  # tokens that take many rounds to decode
+PATIENCE = 600  # seconds; a busy machine must not fail a test
 
 
 def tiny_pair(directory: Path, **target: Any) -> ModelPair:
@@ -36,10 +37,10 @@ class Running:
     url: str
 
     def get(self, path: str, **more: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, **more)
+        return httpx.get(self.url + path, timeout=PATIENCE, **more)
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60, **more)
+        return httpx.post(self.url + path, json=body, timeout=PATIENCE, **more)
 
     def complete(self, prompt: Any = "Hello", **fields: Any) -> dict[str, Any]:
         response = self.post("/v1/completions", {"prompt": prompt, "temperature": 0, **fields})
@@ -61,7 +62,9 @@ class Running:
 
 
 @contextmanager
-def running(pair: ModelPair, settings: Settings | None = None, engine: EngineSettings | None = None) -> Iterator[Running]:
+def running(
+    pair: ModelPair, settings: Settings | None = None, engine: EngineSettings | None = None
+) -> Iterator[Running]:
     """Serve `pair` on a free port until the block ends."""
     service = build_service(pair, engine or EngineSettings(FullBlock(), exact=True), settings or Settings())
     config = uvicorn.Config(build_app(service), host="127.0.0.1", port=0, log_config=None, access_log=False)
@@ -75,5 +78,5 @@ def running(pair: ModelPair, settings: Settings | None = None, engine: EngineSet
         yield Running(service, f"http://127.0.0.1:{port}")
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(PATIENCE)
         assert not thread.is_alive()

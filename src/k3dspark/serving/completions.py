@@ -26,7 +26,8 @@ async def begin(service: Service, body: CompletionRequest) -> Generation:
         raise invalid("best_of is not supported; use n", "best_of")
     if body.echo and body.logprobs is not None:
         raise invalid("echo with logprobs is not supported", "echo")
-    params = service.sampling(body, body.max_tokens or MAX_TOKENS, body.logprobs)
+    usual = min(MAX_TOKENS, service.settings.limits.new_tokens or MAX_TOKENS)
+    params = service.sampling(body, body.max_tokens or usual, body.logprobs)
     prompts = _prompts(body)
     tokens = service.tokens
 

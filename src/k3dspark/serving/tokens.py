@@ -42,22 +42,28 @@ class Tokens:
         return list(tokenizer(text, add_special_tokens=False).input_ids)
 
     def name(self, token_id: int) -> str:
-        """One token as text; half a character shows as U+FFFD."""
-        return str(self._pair.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+        """One token as text; one that is part of a character as bytes:\\xf0\\x9f, so that no two look alike."""
+        text = self._decoded(token_id)
+        if "\ufffd" not in text:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes_of(token_id))
 
     def bytes_of(self, token_id: int) -> list[int]:
         """The bytes of one token: those of its text, or its own when it is part of a character."""
         return list(_bytes_of(self, token_id))
+
+    def _decoded(self, token_id: int) -> str:
+        return str(self._pair.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
     def _raw(self, token_id: int) -> bytes:
         piece = self._pair.tokenizer.convert_ids_to_tokens(token_id)
         if isinstance(piece, str):
             if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):  # byte fallback
                 return bytes([int(piece[3:5], 16)])
-            name = self.name(token_id)
+            name = self._decoded(token_id)
             if "\ufffd" in name and all(char in self._of_char for char in piece):
                 return bytes(self._of_char[char] for char in piece)
-        return self.name(token_id).encode("utf-8", "replace")
+        return self._decoded(token_id).encode("utf-8", "replace")
 
 
 @lru_cache(maxsize=65536)
