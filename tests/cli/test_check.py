@@ -358,6 +358,15 @@ def test_hccs_counters_are_read_where_links_are_measured(node: FakeNode, monkeyp
     assert "sent 3.08 GB/s, received 3.14 GB/s now; 1 errors, 2 retries" in by_id["links.hccs"]["evidence"]
 
 
+def test_operators_become_lines_of_the_checklist(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    from k3dspark.model import op_check
+
+    monkeypatch.setattr(op_check, "MINIATURE_WIDTH", 0)  # the pair's own shapes: Kimi K3's take a minute here
+    lines = [item for item in node.items("--ops", device="cpu") if item["id"] == "ops.operator"]
+    assert {item["status"] for item in lines} == {"pass"}
+    assert {"rms_norm", "mla_absorbed", "markov_gather"} <= {item["subject"] for item in lines}
+
+
 def test_check_without_measuring_never_imports_torch(node: FakeNode) -> None:
     program = (
         "import sys\nfrom k3dspark.cli.main import main\n"

@@ -67,7 +67,7 @@ def test_the_needed_bandwidth_is_where_the_share_is_met(load: Load, share: float
 def test_a_link_is_judged_by_its_share_of_a_step(rate: float, status: str) -> None:
     items = list(link_items(K3, 64, [Link(rate)], {}))
     assert [item.status for item in items] == ["pass", status]
-    assert "36.70 GB/s are needed" in word(items[1], "en").evidence or status == "pass"
+    assert "takes 36.70 GB/s" in word(items[1], "en").evidence or status == "pass"
 
 
 @dataclass

@@ -101,8 +101,8 @@ def _links(
     from k3dspark.deploy.links import load_of
     from k3dspark.deploy.measured_checks import link_items
 
-    config = facts.draft.config
-    if config is None or any(verdict.status == "fail" for verdict in facts.draft.verdicts):
+    config = _usable_config(facts)
+    if config is None:
         return []
     measured = []
     if measure:
@@ -117,7 +117,13 @@ def _operators(facts: Facts, device: str) -> list[Item]:
     from k3dspark.deploy.measured_checks import operator_items
     from k3dspark.model.op_check import check_operators
 
-    return [*operator_items(check_operators(device, facts.draft.config))]
+    return [*operator_items(check_operators(device, _usable_config(facts)))]
+
+
+def _usable_config(facts: Facts) -> dict[str, Any] | None:
+    """The draft's config, unless a rule of it is broken."""
+    broken = any(verdict.status == "fail" for verdict in facts.draft.verdicts)
+    return None if broken else facts.draft.config
 
 
 def _worded(items: list[Item], lang: str) -> list[Worded]:

@@ -173,4 +173,6 @@ def _agreeing(facts: Facts, line: str) -> Item:
             return Item(line, "na", "target.yarn.none", types)
         names = ("factor", "original_max_position_embeddings", "rope_theta")
         return Item(line, "pass", line, {name: mine.get(name) for name in names})
-    return Item(line, "pass", line)
+    if not target.matrices:
+        return Item(line, "na", "target.embeddings.none")
+    return Item(line, "pass", line, {"matrices": ", ".join(sorted(target.matrices))})

@@ -34,7 +34,10 @@ class ShardFault:
 
 @dataclass(frozen=True)
 class TargetFiles:
-    """What is there. `layers` are decoder layers with at least one tensor; `stated_layers` is config.json's number."""
+    """What is there. `layers` are decoder layers with at least one tensor; `stated_layers` is config.json's number.
+
+    `matrices` are those that a draft may share: embed_tokens, lm_head.
+    """
 
     directory: Path
     config: dict[str, Any]
@@ -43,6 +46,7 @@ class TargetFiles:
     shards: int
     bytes: int
     faults: tuple[ShardFault, ...]
+    matrices: frozenset[str] = frozenset()
 
     @property
     def missing_layers(self) -> tuple[int, ...]:
@@ -57,12 +61,14 @@ def read_target(directory: Path) -> TargetFiles:
     stated = config.get("num_hidden_layers")
     promised: Counter[str] = Counter()
     layers: set[int] = set()
+    matrices: set[str] = set()
     index = directory / INDEX_FILE
     has_index = index.is_file() and read_pointer(index) is None
     if has_index:
         for name, file in _index_entries(index):
             promised[file] += 1
             layers |= _layer_of(name)
+            matrices |= _matrix_of(name)
     files = sorted(promised) if has_index else [MODEL_FILE]
     faults, total = [], 0
     for file in files:
@@ -72,6 +78,7 @@ def read_target(directory: Path) -> TargetFiles:
             faults.append(fault)
         for name in names if not has_index else ():
             layers |= _layer_of(name)
+            matrices |= _matrix_of(name)
     if not has_index and index.exists():
         faults.insert(0, ShardFault(INDEX_FILE, "lfs_pointer", "it is a Git LFS pointer"))
     if has_index and not promised:
@@ -84,7 +91,12 @@ def read_target(directory: Path) -> TargetFiles:
         shards=len(files),
         bytes=total,
         faults=tuple(faults),
+        matrices=frozenset(matrices),
     )
+
+
+def _matrix_of(name: str) -> set[str]:
+    return {matrix for matrix in ("embed_tokens", "lm_head") if name.endswith(f"{matrix}.weight")}
 
 
 def _layer_of(name: str) -> set[int]:

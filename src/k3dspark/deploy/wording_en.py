@@ -99,7 +99,8 @@ MESSAGES: Final[dict[str, tuple[str, str]]] = {
         "",
     ),
     "target.yarn.none": ("rope is {mine} in the draft and {theirs} in the target: no two YaRN blocks to compare", ""),
-    "target.embeddings": ("sampled rows agree bit by bit, or the draft or target stores none", ""),
+    "target.embeddings": ("sampled rows agree bit by bit, of what both store (target: {matrices})", ""),
+    "target.embeddings.none": ("the target stores neither embed_tokens nor lm_head under these names", ""),
     "device.present": ("{count} × {names} (family {family}; product {product})", ""),
     "device.present.cut": (
         "{count} × {names} (family {family}), but the tool's table is cut off ({how})",
@@ -288,7 +289,7 @@ MESSAGES: Final[dict[str, tuple[str, str]]] = {
     ),
     "links.slow": (
         "{bandwidth} GB/s, {latency} µs ({backend}): {transfer} ms a round, {of_step} of a step; speed-up at most "
-        "{bound} (of {most} without a link); {needed} GB/s are needed",
+        "{bound} (of {most} without a link); below {share} takes {needed} GB/s and next to no latency",
         "place the draft on the devices that hold the tapped layers, or use a faster interface "
         "(HCCL_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)",
     ),

@@ -96,7 +96,8 @@ MESSAGES: Final[dict[str, tuple[str, str]]] = {
         "",
     ),
     "target.yarn.none": ("草稿的 rope 为 {mine}，目标的为 {theirs}：没有两组 YaRN 可比", ""),
-    "target.embeddings": ("抽查的行逐位一致（或有一方没有存放）", ""),
+    "target.embeddings": ("双方都存放的矩阵，抽查的行逐位一致（目标：{matrices}）", ""),
+    "target.embeddings.none": ("目标模型没有以这些名称存放 embed_tokens 或 lm_head", ""),
     "device.present": ("{count} × {names}（系列 {family}；产品 {product}）", ""),
     "device.present.cut": (
         "{count} × {names}（系列 {family}），但工具输出的表格被截断（{how}）",
@@ -264,7 +265,7 @@ MESSAGES: Final[dict[str, tuple[str, str]]] = {
     ),
     "links.slow": (
         "{bandwidth} GB/s，{latency} 微秒（{backend}）：每轮 {transfer} 毫秒，为一步的 {of_step}；加速比上限 {bound}"
-        "（没有传输时为 {most}）；需要 {needed} GB/s",
+        "（没有传输时为 {most}）；低于 {share} 需要 {needed} GB/s 且几乎没有延迟",
         "把草稿放在持有取用层的设备上，或改用更快的网卡（HCCL_SOCKET_IFNAME、NCCL_SOCKET_IFNAME、GLOO_SOCKET_IFNAME）",
     ),
     "links.unmeasured": ("没有测量（--links 测量进程之间的带宽，配合 --nodes 测量节点之间的带宽）", ""),
