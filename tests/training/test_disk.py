@@ -92,15 +92,16 @@ def test_a_job_says_that_the_limit_was_reached_and_trains_on(deep_target: Path, 
     heard: list[tuple[str, dict[str, Any]]] = []
     # Short answers, small shards; 12 prompts each
     job = TrainJob(
-        deep_target, tmp_path / "out", tmp_path / "data", answer_tokens=100_000, data_limit_bytes=900_000, shape=SHAPE,
+        deep_target, tmp_path / "out", tmp_path / "data", shape=SHAPE, answer_tokens=100_000,
+        data_limit_bytes=2_500_000,
         regenerate=RegenerateSettings(group=12, max_answer_tokens=24, max_prompt_tokens=12),
         settings=TrainSettings(steps=1, sequences=2, anchors=4, evaluate_every=1000),
     )  # fmt: skip
     record = train(job, lambda stage, metrics: heard.append((stage, metrics)))
     assert record["steps"] == 1
     (limited,) = [metrics for stage, metrics in heard if stage == "data limit"]
-    assert limited == {"answer_tokens": record["answer_tokens"], "wanted_tokens": 100_000, "limit": "0.0009 GB"}
-    assert 0 < sum(p.stat().st_size for p in (tmp_path / "data").glob("*.safetensors")) <= 900_000
+    assert limited == {"answer_tokens": record["answer_tokens"], "wanted_tokens": 100_000, "limit": "0.0025 GB"}
+    assert 0 < sum(p.stat().st_size for p in (tmp_path / "data").glob("*.safetensors")) <= 2_500_000
     with pytest.raises(BadInput, match="holds no shard"):
         train(replace(job, data=tmp_path / "none", data_limit_bytes=1000), lambda *_: None)
 

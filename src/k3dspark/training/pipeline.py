@@ -191,7 +191,8 @@ def _check_room(job: TrainJob, report: Report) -> None:
         raise BadInput(
             f"the data limit of {limit} holds no shard", "one shard of answers takes more", "give a larger --data-limit"
         )
-    if have < job.answer_tokens and ShardRoom(job.data_limit_bytes).used_up(job.data):
+    # Given prompts may have ended first; the target's own never do.
+    if have < job.answer_tokens and (job.prompts is None or ShardRoom(job.data_limit_bytes).used_up(job.data)):
         report("data limit", {"answer_tokens": have, "wanted_tokens": job.answer_tokens, "limit": limit})
 
 
