@@ -67,8 +67,8 @@ def files(deployment: Deployment) -> dict[str, str]:
         RECORDING_FILE: _HEAD + yamltext.dump({"groups": [{"name": "dspark", "interval": "30s", "rules": recording}]}),
         ALERT_FILE: _HEAD + yamltext.dump({"groups": [{"name": "dspark-alerts", "rules": alerting}]}),
         "dspark-dashboard.json": json.dumps(dashboard(deployment), indent=2) + "\n",
-        "RUNBOOK.md": markdown(alerts(deployment), runbook_en),
-        "RUNBOOK.zh-CN.md": markdown(alerts(deployment), runbook_zh),
+        "RUNBOOK.md": markdown(alerts(deployment), runbook_en.ENTRIES, runbook_en.LABELS),
+        "RUNBOOK.zh-CN.md": markdown(alerts(deployment), runbook_zh.ENTRIES, runbook_zh.LABELS),
     }
 
 

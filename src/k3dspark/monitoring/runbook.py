@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from k3dspark.monitoring.alerts import Alert
 
@@ -18,19 +17,11 @@ class Entry:
     causes: tuple[tuple[str, str], ...]
 
 
-class Wording(Protocol):
-    """A language's module: its entries by alert name, and the words around them."""
-
-    ENTRIES: Mapping[str, Entry]
-    LABELS: Mapping[str, str]
-
-
-def markdown(rules: Iterable[Alert], wording: Wording) -> str:
+def markdown(rules: Iterable[Alert], entries: Mapping[str, Entry], label: Mapping[str, str]) -> str:
     """The runbook of these alerts. Headings are the alerts' names, so that links from annotations work."""
-    label = wording.LABELS
     parts = [f"# {label['title']}\n\n{label['intro']}\n"]
     for alert in rules:
-        entry = wording.ENTRIES[alert.name]
+        entry = entries[alert.name]
         causes = "".join(f"| {cause} | {test} |\n" for cause, test in entry.causes)
         parts.append(
             f"\n## {alert.name}\n\n"

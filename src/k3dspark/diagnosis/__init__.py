@@ -1,0 +1,5 @@
+"""Why acceptance is low, and which test decides.
+
+From metrics: `shapes.recognise` takes `Evidence` (figures of a monitor and responses with their acceptance) and names
+the shapes it sees, each with likely causes in order. This half is pure functions and imports no torch.
+"""
