@@ -30,6 +30,7 @@ COMMANDS = (
     "plan",
     "launch",
     "monitor",
+    "diagnose",
 )
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
