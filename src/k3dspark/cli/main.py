@@ -23,6 +23,7 @@ COMMANDS = (
     "synth",
     "generate",
     "serve",
+    "bench",
     "train",
     "evaluate",
     "calibrate",
