@@ -183,7 +183,7 @@ def test_stop_text_bias_and_log_probabilities_reach_the_engine(pair: list[str]) 
 def test_a_penalty_keeps_tokens_from_coming_back(pair: list[str]) -> None:
     answer = as_json(*pair, "--presence-penalty", "1000", "--compare", "-n", "30", PROMPT)
     assert answer["identical"] is True
-    assert len(set(answer["token_ids"])) == 30
+    assert len(set(answer["token_ids"])) == answer["new_tokens"] > 1
 
 
 def test_the_prompt_is_the_same_from_every_source(pair: list[str], tmp_path: Path) -> None:
