@@ -30,6 +30,7 @@ COMMANDS = (
     "check",
     "plan",
     "launch",
+    "tune",
     "monitor",
     "diagnose",
 )
