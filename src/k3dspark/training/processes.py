@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from multiprocessing import parent_process
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,7 @@ def _work(
     arguments: tuple[Any, ...],
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports the interrupt, once
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(max((os.cpu_count() or 1) // processes, 1))
     dist.init_process_group("gloo", init_method=f"file://{rendezvous.absolute()}", rank=rank, world_size=processes)
     try:
@@ -66,3 +69,11 @@ def _work(
     except K3DSparkError as error:
         errors.put((type(error), error.what, error.why, error.remedy))
         sys.exit(error.exit_status)
+
+
+def _end_with_parent() -> None:
+    """A killed parent takes its workers along: one left behind would write over the run that takes its place."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
