@@ -76,7 +76,7 @@ def tune(
         partial(ByBatch, table),
         partial(Adaptive, costs),
     ]
-    points = [replace(workload, users=n, rate=0.0) for n in users] + [
+    points = [replace(workload, users=n, rate=0.0, requests=_enough(workload.requests, n)) for n in users] + [
         replace(workload, users=0, rate=rate) for rate in rates
     ]
     if not points:
@@ -93,6 +93,11 @@ def tune(
         loads.append(Load(point.users, point.rate, batch, tuple(results), even))
     one = _least_regret(loads, longest)
     return Tuning(tuple(loads), table, one, _compact(loads, one), profile, cluster)
+
+
+def _enough(requests: int, users: int) -> int:
+    """Requests to simulate at a load: few users answer in turn, and the same precision takes as many rounds each."""
+    return min(requests, 40 * users)
 
 
 def _least_regret(loads: Sequence[Load], longest: int) -> int:
