@@ -25,7 +25,9 @@ def tune(
     sequences: Annotated[int, typer.Option(help="Requests at once in each.", min=1)] = 16,
     users: Annotated[str, typer.Option(metavar="LIST", help="Loads: users at a time.")] = "",
     rates: Annotated[str, typer.Option(metavar="LIST", help="Loads: requests a second, at random times.")] = "",
-    requests: Annotated[int, typer.Option(help="Requests to simulate at each load; 40 a user are enough.", min=1)] = 2000,
+    requests: Annotated[
+        int, typer.Option(help="Requests to simulate at each load; 40 a user are enough.", min=1)
+    ] = 2000,
     output_tokens: Annotated[int, typer.Option(help="Mean length of an answer.", min=1)] = 256,
     equal: Annotated[bool, typer.Option("--equal", help="All answers of that length.")] = False,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", min=0)] = 0,
