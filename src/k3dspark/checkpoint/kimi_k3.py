@@ -243,7 +243,9 @@ def _require_published(text: Mapping[str, Any]) -> None:
 def _kda_layers(linear: Mapping[str, Any], layers: int) -> frozenset[int]:
     """0-based, from lists that count from 1 and must name every layer once."""
     kda, full = linear.get("kda_layers"), linear.get("full_attn_layers")
-    named = [*kda, *full] if isinstance(kda, list) and isinstance(full, list) else []
+    if not isinstance(kda, list) or not isinstance(full, list):
+        kda, full = [], []
+    named = [*kda, *full]
     if len(named) != layers or set(map(repr, named)) != {str(layer) for layer in range(1, layers + 1)}:
         raise _unusable(
             "linear_attn_config",

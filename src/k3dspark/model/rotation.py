@@ -6,10 +6,13 @@ with it. Its tokens stay the same, but its taps reach the draft rotated.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from k3dspark.model.draft import K3DSparkModel
+from k3dspark.model.layers import RMSNorm
 
 ROWS_PER_COLUMN = 4  # rows that determine the rotation, for each of its columns
 NORM_TOLERANCE = 2e-2  # a rotation keeps the norm of a row, up to the rounding of 16-bit weights
@@ -48,7 +51,8 @@ def undo_rotation(draft: K3DSparkModel, rotation: Tensor) -> None:
         weight = draft.context_proj.weight
         blocks = weight.to(rotation.dtype).split(width, -1)
         if draft.config.fc_norm:
-            blocks = tuple(b * norm.weight.to(b.dtype) for b, norm in zip(blocks, draft.fc_norm, strict=True))
-            for norm in draft.fc_norm:
-                norm.weight.fill_(1.0)
+            weights = [cast(RMSNorm, norm).weight for norm in draft.fc_norm]
+            blocks = tuple(b * w.to(b.dtype) for b, w in zip(blocks, weights, strict=True))
+            for w in weights:
+                w.fill_(1.0)
         weight.copy_(torch.cat([block @ rotation.T for block in blocks], -1))

@@ -66,13 +66,14 @@ def open_target(
 
 def load_tokenizer(directory: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a local model directory. Raises `BadInput` when there is none or it cannot be read."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedConfig
 
     path = model_directory(directory)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    if (path / "config.json").is_file() and is_kimi_k3(read_config(path)):
+        options["config"] = PreTrainedConfig()  # or transformers would look for a model type it does not know, and warn
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            path, local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:  # transformers raises many types for a bad tokenizer directory
         raise BadInput(
             f"the tokenizer in {path} cannot be loaded",
