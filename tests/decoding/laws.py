@@ -21,6 +21,15 @@ from k3dspark.model.proposal import Proposal
 Path = tuple[int, ...]
 Verifier = Callable[[Tensor, Proposal, Tensor, Draws], Accepted]
 NUDGE = 1e-9
+DRAFTS = (
+    "random",
+    "uniform",
+    "wrong one-hot",
+    "one-hot without probabilities",
+    "equal to the target",
+    "top 2",
+    "top 1",
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,24 @@ def truncated_model(like: Model, keep: int) -> Model:
         kept[best.indices] = best.values / best.values.sum()
         rows[path] = kept
     return Model(like.vocab, like.depth, rows)
+
+
+def pair(kind: str, seed: int, vocab: int = 3, depth: int = 3) -> tuple[Model, Model, int | None, bool]:
+    """Target, draft as a full table, its number of candidates, and whether it hands over no probabilities."""
+    random = torch.Generator().manual_seed(seed)
+    target, other = random_model(vocab, depth, random), random_model(vocab, depth, random)
+    if kind == "uniform":
+        return target, uniform_model(target), None, False
+    if kind == "wrong one-hot":
+        return target, wrong_model(target), None, False
+    if kind == "one-hot without probabilities":
+        return target, truncated_model(other, 1), None, True
+    if kind == "equal to the target":
+        return target, target, None, False
+    if kind.startswith("top"):
+        keep = int(kind[-1])
+        return target, truncated_model(other, keep), keep, False
+    return target, other, None, False
 
 
 def proposal_of(

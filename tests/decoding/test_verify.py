@@ -10,48 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.laws import (
-    Model,
-    drafted_paths,
-    proposal_of,
-    random_model,
-    round_law,
-    truncated_model,
-    uniform_model,
-    wrong_model,
-)
+from decoding.laws import DRAFTS, Model, drafted_paths, pair, proposal_of, round_law
 from k3dspark.decoding.verify import Draws, block_thresholds, verify_block, verify_greedy, verify_token
 from k3dspark.model.proposal import Proposal
 
 V, K = 3, 3
 VERIFIERS = {"block": verify_block, "token": verify_token}
-DRAFTS = (
-    "random",
-    "uniform",
-    "wrong one-hot",
-    "one-hot without probabilities",
-    "equal to the target",
-    "top 2",
-    "top 1",
-)
-
-
-def pair(kind: str, seed: int) -> tuple[Model, Model, int | None, bool]:
-    """Target, draft as a full table, its number of candidates, and whether it hands over no probabilities."""
-    random = torch.Generator().manual_seed(seed)
-    target, other = random_model(V, K, random), random_model(V, K, random)
-    if kind == "uniform":
-        return target, uniform_model(target), None, False
-    if kind == "wrong one-hot":
-        return target, wrong_model(target), None, False
-    if kind == "one-hot without probabilities":
-        return target, truncated_model(other, 1), None, True
-    if kind == "equal to the target":
-        return target, target, None, False
-    if kind.startswith("top"):
-        keep = int(kind[-1])
-        return target, truncated_model(other, keep), keep, False
-    return target, other, None, False
 
 
 def total_law(verifier: str, kind: str, seed: int, lengths: Sequence[int] | int) -> tuple[torch.Tensor, Model]:
