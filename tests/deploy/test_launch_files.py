@@ -64,7 +64,8 @@ def test_scripts_pass_shellcheck(wish: LaunchWish, tmp_path: Path) -> None:
     if program is None:
         pytest.skip("shellcheck is not installed")
     out = write_launch_files(K3, wish, tmp_path / "out").path
-    done = subprocess.run([program, *(out / name for name in ("node-0.sh", "health.sh", "supervise.sh"))], capture_output=True, text=True, check=False)
+    scripts = [out / name for name in ("node-0.sh", "health.sh", "supervise.sh")]
+    done = subprocess.run([program, *scripts], capture_output=True, text=True, check=False)
     assert done.stdout == ""
 
 
