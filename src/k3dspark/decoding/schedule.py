@@ -172,7 +172,9 @@ class CostAware(Confident):
 
     def wants_draft(self, load: Load) -> tuple[bool, ...]:
         for request in load.requests:
-            self._memory[request] = self._memory.pop(request, None) or _Memory()  # the latest stand at the end
+            known = self._recall(request)
+            del self._memory[request]
+            self._memory[request] = known  # the latest stand at the end
         # Not at once: a request that stepped back for others comes again, and must go on as if it had not.
         for left in list(self._memory)[: max(0, len(self._memory) - len(load.requests) - self.REMEMBERED)]:
             del self._memory[left]
