@@ -5,7 +5,7 @@
 # model (see README.md).
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test integration bench lint clean distclean
+.PHONY: help demo test integration bench soak lint clean distclean
 .DELETE_ON_ERROR:
 SHELL := bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -24,7 +24,7 @@ DEMO_PROMPT ?= Write a small command line program in Python that guesses a numbe
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
-	@echo 'also: make lint | integration | bench | clean | distclean'
+	@echo 'also: make lint | integration | bench | soak | clean | distclean'
 
 demo: $(INSTALLED)
 	@$(BIN)/k3dspark generate --compare --max-new-tokens 128 "$(DEMO_PROMPT)"
@@ -37,6 +37,11 @@ integration: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/embedded.py
+
+# 64 clients that leave, cancel and send rubbish, for MINUTES
+MINUTES ?= 10
+soak: $(INSTALLED)
+	$(BIN)/python scripts/soak.py --minutes $(MINUTES)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
