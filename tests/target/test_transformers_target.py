@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,63 +11,41 @@ import transformers
 from k3dspark.errors import BadInput, EngineFault
 from k3dspark.target.loading import open_target
 from k3dspark.target.protocol import RaggedRows
-from k3dspark.target.rollback import Rollback
+from k3dspark.target.rollback import save
 from k3dspark.target.transformers_target import TransformersTarget
-from target.tiny import GEOMETRY, LAYERS, VOCABULARY, llama, make_model, random_parts, reference, run, save, tokens
+from target.families import FAMILIES
+from target.tiny import VOCABULARY, llama, make_model, random_parts, reference, run, tokens
+from target.tiny import save as write
 
 TAPS = (0, 1)
 LENGTH = 48
-LINEAR_ATTENTION: dict[str, Any] = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "num_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-}
-KINDS: dict[str, tuple[transformers.PreTrainedConfig, Rollback]] = {
-    "attention": (llama(), Rollback.CROP),
-    "sliding window": (
-        transformers.MistralConfig(**{**GEOMETRY, "sliding_window": 7}),
-        Rollback.CROP,
-    ),
-    "convolution and attention": (
-        transformers.Lfm2Config(**GEOMETRY, layer_types=["conv", "full_attention", "conv"]),
-        Rollback.CROP,
-    ),
-    "delta rule and attention": (
-        transformers.Qwen3NextConfig(**GEOMETRY, **LINEAR_ATTENTION),
-        Rollback.REPLAY,
-    ),
-    "mamba": (
-        transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=LAYERS, state_size=4),
-        Rollback.SNAPSHOT,
-    ),
-    "a state of its own": (
-        transformers.RwkvConfig(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=LAYERS),
-        Rollback.RECOMPUTE,
-    ),
-}
+# One family for each kind of layer that `rollback` treats in its own way; `decoding/test_families.py` has them all.
+KINDS = (
+    "Llama",
+    "Mistral with a window",
+    "DeepSeek-V3.2",  # an index beside keys and values
+    "LFM2",  # convolutions and attention
+    "Kimi-Linear",  # delta rule and attention
+    "Falcon-H1",  # both kinds of state in every layer
+    "Jamba",  # one row at a time
+    "RecurrentGemma",  # state in the modules, outside any cache
+    "MiniMax",  # a cache class of its own
+    "RWKV",
+)
 
 
-@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS.keys())
-def opened(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[transformers.PreTrainedModel, TransformersTarget, Rollback]:
-    config, rollback = request.param
-    model = make_model(config)
-    directory = save(model, tmp_path_factory.mktemp("model"))
-    target = open_target(directory, "float32", tap_layer_ids=TAPS, backend="transformers")
-    assert isinstance(target, TransformersTarget)
-    return model, target, rollback
+@pytest.fixture(scope="module", params=KINDS)
+def opened(request: pytest.FixtureRequest) -> tuple[transformers.PreTrainedModel, TransformersTarget]:
+    config, rollback = FAMILIES[request.param]
+    model = make_model(config())
+    target = TransformersTarget(model, TAPS)
+    assert target.rollback is rollback
+    return model, target
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> TransformersTarget:
-    opened = open_target(save(make_model(llama()), tmp_path), "float32", tap_layer_ids=TAPS, backend="transformers")
+    opened = open_target(write(make_model(llama()), tmp_path), "float32", tap_layer_ids=TAPS, backend="transformers")
     assert isinstance(opened, TransformersTarget)
     return opened
 
@@ -77,18 +54,16 @@ def close(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool((left - right).abs().max() <= 1e-4 * right.abs().max()) if right.numel() else left.shape == right.shape
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 def test_ragged_rows_with_rollback_compute_what_one_forward_does(
-    opened: tuple[transformers.PreTrainedModel, TransformersTarget, Rollback], seed: int
+    opened: tuple[transformers.PreTrainedModel, TransformersTarget],
 ) -> None:
-    model, target, rollback = opened
-    assert target.rollback is rollback
-    generator = torch.Generator().manual_seed(seed)
+    model, target = opened
+    generator = torch.Generator().manual_seed(0)
     ids, other_ids = tokens(LENGTH, seed=1), tokens(3 * LENGTH, seed=2)
     logits, taps = reference(model, ids, TAPS)
     sequence, other = target.open(), target.open()
     position = 0
-    for _, count in random_parts(LENGTH, 9, seed):
+    for _, count in random_parts(LENGTH, 9, seed=0):
         rejected, beside = torch.randint(0, 4, (2,), generator=generator).tolist()
         mine = torch.cat([ids[position : position + count], tokens(rejected, seed=position)])
         theirs = other_ids[position : position + beside]
@@ -101,8 +76,77 @@ def test_ragged_rows_with_rollback_compute_what_one_forward_does(
         position += count
 
 
+def test_a_sequence_returns_to_nothing_and_goes_on(
+    opened: tuple[transformers.PreTrainedModel, TransformersTarget],
+) -> None:
+    model, target = opened
+    ids = tokens(9)
+    sequence = target.open()
+    run(target, sequence, tokens(5, seed=3), keep=0)
+    run(target, sequence, torch.cat([ids[:2], tokens(3, seed=4)]), keep=2)  # shorter than a convolution's kernel
+    assert close(run(target, sequence, ids[2:]).logits, reference(model, ids, TAPS)[0][2:])
+
+
+def opened_family(name: str) -> tuple[TransformersTarget, list[int]]:
+    """A target, and the rows of every call of its model from now on."""
+    target = TransformersTarget(make_model(FAMILIES[name][0]()), TAPS)
+    calls: list[int] = []
+    target.model.register_forward_pre_hook(lambda _, arguments: calls.append(arguments[0].shape[1]))
+    return target, calls
+
+
+def test_rows_that_a_recurrent_state_lost_ride_along_with_the_next_ones() -> None:
+    """A pass of their own would cost a memory-bound target as much as the round itself."""
+    target, calls = opened_family("Kimi-Linear")
+    ids, sequence = tokens(30), target.open()
+    expected, _ = reference(target.model, ids, TAPS)
+    calls.clear()
+    for first, rows, keep in ((0, 6, 6), (6, 8, 3), (9, 8, 5), (14, 8, 2), (16, 8, 8), (24, 2, 2)):
+        output = run(target, sequence, ids[first : first + rows], keep)
+        assert close(output.logits, expected[first : first + rows])
+    # 3 owed rows ride along, then 3 + 5; 10 are too many and get a pass; after a full acceptance none are owed.
+    assert calls == [6, 8, 3 + 8, 8 + 8, 10, 8, 2]
+
+
+def test_a_model_of_one_row_at_a_time_never_runs_a_row_twice() -> None:
+    target, calls = opened_family("Jamba")
+    ids, sequence = tokens(30), target.open()
+    for first, rows, keep in ((0, 6, 6), (6, 8, 3), (9, 8, 0), (9, 8, 7), (16, 8, 8)):
+        run(target, sequence, ids[first : first + rows], keep)
+    assert calls == [6, *[1] * 32]
+
+
+def test_a_long_chunk_of_a_prompt_is_kept_whole_and_still_rolls_back() -> None:
+    target, _ = opened_family("Jamba")
+    ids, sequence = tokens(60), target.open()
+    run(target, sequence, ids[:4])
+    target.forward(RaggedRows((sequence,), (40,), ids[4:44]))
+    assert len(target._sequences[sequence].saved) == 1
+    target.commit(sequence, 5)
+    assert close(run(target, sequence, ids[9:]).logits, reference(target.model, ids, TAPS)[0][9:])
+
+
+@pytest.mark.parametrize("name", ["Kimi-Linear", "Falcon-H1", "Jamba"])
+def test_attention_rows_are_not_copied_to_save_a_recurrent_state(name: str) -> None:
+    target, _ = opened_family(name)
+    sequence = target.open()
+    run(target, sequence, tokens(40))
+    cache = target._sequences[sequence].cache
+    held = {t.data_ptr() for layer in cache.layers for t in (getattr(layer, "keys", None),) if t is not None}
+    saved = [value for layer in save(cache) for value in layer.attributes.values()]
+    assert held
+    assert not [value for value in saved if isinstance(value, torch.Tensor) and value.shape[-2] == 40]
+    assert [state for value in saved if isinstance(value, dict) for state in value.values() if torch.is_tensor(state)]
+
+
+@pytest.mark.parametrize("name", ["Kimi-Linear", "Llama", "Mamba"])
+def test_the_kind_of_rollback_is_found_in_16_bits_too(name: str) -> None:
+    config, rollback = FAMILIES[name]
+    assert TransformersTarget(make_model(config()).bfloat16(), TAPS).rollback is rollback
+
+
 def test_the_adapter_and_the_lean_forward_agree(tmp_path: Path) -> None:
-    directory = save(make_model(llama()), tmp_path)
+    directory = write(make_model(llama()), tmp_path)
     lean = open_target(directory, "float32", tap_layer_ids=TAPS)
     adapter = open_target(directory, "float32", tap_layer_ids=TAPS, backend="transformers")
     assert (lean.vocab_size, lean.hidden_size, lean.max_positions) == (
@@ -135,7 +179,7 @@ def test_wanted_rows_come_back_in_the_wanted_order(target: TransformersTarget) -
 
 
 def test_the_last_layer_cannot_be_tapped_through_transformers(tmp_path: Path) -> None:
-    directory = save(make_model(llama()), tmp_path)
+    directory = write(make_model(llama()), tmp_path)
     with pytest.raises(BadInput, match=r"tap layers \[0, 2\]"):
         open_target(directory, "float32", tap_layer_ids=(0, 2), backend="transformers")
 

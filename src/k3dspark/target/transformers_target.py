@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from k3dspark.errors import BadInput
 from k3dspark.target.checks import check_finite, check_rows, check_taps, not_open, wrong_commit
 from k3dspark.target.protocol import RaggedRows, TargetOutput
-from k3dspark.target.rollback import Rollback, Saved, can_crop, crop, first_state, restore, save
+from k3dspark.target.rollback import Rollback, Saved, can_crop, crop, first_state, restore, save, understands
 
 PREFILL_ROWS = 512
 UNBOUNDED_POSITIONS = 2**31 - 1
@@ -219,41 +219,46 @@ class TransformersTarget:
                 f"one per layer and the embedding, {self._config.num_hidden_layers + 1}, are needed to tap it",
                 "choose another target",
             )
+        if self._taps and states[1].shape[1:] != (len(ids), self.hidden_size):
+            raise BadInput(
+                f"the model's hidden states have shape {tuple(states[1].shape)}",
+                f"a tap is one row of {self.hidden_size} numbers per token",
+                "choose another target",
+            )
         taps = [states[layer + 1][0] for layer in self._taps]
         return logits.float(), torch.cat(taps, -1) if taps else logits.new_empty(ids.shape[0], 0)
 
     def _find_rollback(self) -> Rollback:
-        """By the cache's layers, and by running a few rows: a model may keep state where no cache reaches it."""
-        if self._cache_name is None:
-            return Rollback.RECOMPUTE
-        try:
-            return self._probe()
-        except CACHE_REFUSED:  # a cache class of its own
-            return Rollback.RECOMPUTE
+        """By the cache's layers, and by running a few rows: a model may keep state where no cache reaches it.
 
-    def _probe(self) -> Rollback:
-        """Two sequences side by side, continued by one row and by four, against the model without a cache."""
+        Two sequences side by side are continued by one row and by four, and held against the model without a cache.
+        """
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, self.vocab_size, (20,), generator=generator).to(self.model.device)
         mine, other, following = ids[:8], ids[8:16], ids[16:]
-        every, last = torch.arange(4), torch.arange(8, 12)
+        last = torch.arange(8, 12)
         expected = self._call(None, torch.cat([mine, following]), last, 0)[0]
         shift = (self._call(None, torch.cat([other, following]), last, 0)[0] - expected).abs().mean()
         tolerance = TOLERANCE.get(self.model.dtype, TOLERANCE_16_BITS) * shift
 
         def continued(cache: Any, step: int) -> bool:
             self._call(cache, mine, last[:0], 0)
-            self._call(self._new_cache(), other, last[:0], 0)  # what the model keeps outside the cache is now this one's
-            logits, _ = self._run(cache, following, every, len(mine), step)
+            self._call(self._new_cache(), other, last[:0], 0)  # what the model keeps elsewhere now belongs to this one
+            logits, _ = self._run(cache, following, torch.arange(4), len(mine), step)
             return bool((logits - expected).abs().mean() <= tolerance)
 
-        fresh = self._new_cache()
-        self._call(fresh, mine, last[:0], 0)
-        self._records_past = can_crop(fresh)
-        one, many = self._new_cache(), self._new_cache()
-        if not continued(one, 1):
+        if self._cache_name is None:
             return Rollback.RECOMPUTE
-        together = continued(many, 4)
+        try:
+            fresh = self._new_cache()
+            self._call(fresh, mine, last[:0], 0)
+            self._records_past = can_crop(fresh)
+            one, many = self._new_cache(), self._new_cache()
+            if not (understands(one) and continued(one, 1)):
+                return Rollback.RECOMPUTE
+            together = continued(many, 4)
+        except CACHE_REFUSED:  # a cache class of its own
+            return Rollback.RECOMPUTE
         if self._records_past:
             return Rollback.CROP if together else Rollback.RECOMPUTE
         left, right = first_state(one), first_state(many)
