@@ -131,8 +131,7 @@ class Worker:
 
     def _step(self) -> None:
         started = perf_counter()
-        beside = self.engine.running[0].stats if self.engine.running else None
-        host_before = beside.host_seconds if beside is not None else 0.0
+        in_prefill = {r: r.stats.prefill_seconds for r in self.engine.waiting}
         try:
             progress = self.engine.step()
         except Exception as error:  # whatever it is, every client must hear of it
@@ -142,22 +141,22 @@ class Worker:
         now = perf_counter()
         self._begun(started)
         watched = self._scheduler.take()
-        decoded = 0.0
-        if watched is not None:
-            host = beside.host_seconds - host_before if beside is not None else 0.0
-            outcome = watched.outcome
-            for name, seconds in (
-                ("draft", outcome.draft_seconds), ("verify", outcome.verify_seconds), ("host", host)
-            ):  # fmt: skip
-                self._metrics.phase(name, seconds)
-                decoded += seconds
-        self._metrics.phase("prefill", now - started - decoded)
-        self._metrics.busy.inc(now - started)
+        prefill = max((r.stats.prefill_seconds - before for r, before in in_prefill.items()), default=0.0)
+        self._times(watched, prefill, now - started)
         self._metrics.batch.observe(sum(len(p.new_ids) for p in progress))
         self._rounds(watched, progress)
         for part in progress:
             self._report(part, now)
         self._gauges()
+
+    def _times(self, watched: Watched | None, prefill: float, whole: float) -> None:
+        """Share out a step's seconds; what is neither prefill nor a pass of a model is the host's."""
+        draft = watched.outcome.draft_seconds if watched is not None else 0.0
+        verify = watched.outcome.verify_seconds if watched is not None else 0.0
+        host = whole - prefill - draft - verify
+        for name, seconds in (("draft", draft), ("verify", verify), ("prefill", prefill), ("host", host)):
+            self._metrics.phase(name, seconds)
+        self._metrics.busy.inc(whole)
 
     def _begun(self, now: float) -> None:
         """Note who entered prefill in this step, and who stepped back."""
