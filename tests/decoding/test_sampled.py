@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -17,6 +19,8 @@ from k3dspark.decoding.streams import Stream, coarse_uniforms, uniforms
 from k3dspark.decoding.verify import Draws, verify_block, verify_token
 from k3dspark.errors import EngineFault
 from k3dspark.model.proposal import DraftSampling
+from k3dspark.target.transformers_target import TransformersTarget
+from target.tiny import llama, make_model, reference, run
 from toy_models import ToyTarget, oracle, toy_draft
 
 V, K, ROUNDS = 6, 3, 200_000
@@ -25,31 +29,39 @@ PENALTIES = {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_pena
 VERIFIERS = {"block": verify_block, "token": verify_token}
 
 
+@cache
+def tiny_llama() -> tuple[TransformersTarget, dict[tuple[int, ...], Tensor], Tensor]:
+    """A random Llama in fp32; its logits [K+1, V] after every drafted path, each rolled back; taps of the prompt."""
+    target = TransformersTarget(make_model(llama(vocab_size=V, initializer_range=0.3)), (0, 1))
+    sequence = target.open()
+    taps = run(target, sequence, torch.tensor(PROMPT)).taps
+    logits = {
+        path: run(target, sequence, torch.tensor([ANCHOR, *path]), keep=0).logits
+        for path in product(range(V), repeat=K)
+    }
+    return target, logits, taps
+
+
 class Rounds:
-    """One round of a real draft and target at one context, repeated with other random numbers."""
+    """One round of a real draft and a real target at one context, repeated with other random numbers."""
 
     def __init__(self, params: SamplingParams, candidates: int | None = None) -> None:
-        self.target = ToyTarget(vocab_size=V, seed=1, sharpness=2.0)
+        self.target, logits, self.taps = tiny_llama()
         self.draft = toy_draft(self.target, block_size=K)
         self.params, self.candidates = params, candidates
-        self.paths = list(product(range(V), repeat=K))
         # Target rows of every path: [V^K, K+1, V].
-        self.rows = torch.stack([self.target_rows(path) for path in self.paths])
+        self.rows = torch.stack([self.probs(rows, path) for path, rows in logits.items()])
 
-    def target_rows(self, path: tuple[int, ...]) -> Tensor:
-        hidden, _ = self.target.run(torch.tensor([*PROMPT, ANCHOR, *path]))
-        logits = self.target.unembed(hidden[len(PROMPT) :])
-        logits = adjust(logits, torch.tensor(path, dtype=torch.long), History(PROMPT, [ANCHOR]), self.params)
+    def probs(self, logits: Tensor, drafted: tuple[int, ...]) -> Tensor:
+        logits = adjust(logits, torch.tensor(drafted, dtype=torch.long), History(PROMPT, [ANCHOR]), self.params)
         return distribution(logits, [self.params] * len(logits))
 
     def play(self, verifier: str, numbers: Callable[[Stream, int], Tensor]) -> Tensor:
         """Counts [V, V] of the first two output tokens over ROUNDS rounds."""
-        target, draft = self.target, self.draft
-        _, taps = target.run(torch.tensor(PROMPT))
-        cache = draft.new_cache()
-        cache.append(draft.context_rows(taps, torch.arange(len(PROMPT))))
+        draft, context = self.draft, self.draft.new_cache()
+        context.append(draft.context_rows(self.taps, torch.arange(len(PROMPT))))
         anchors = torch.full((ROUNDS,), ANCHOR)
-        hidden = draft.block_hidden([cache], anchors[:1], torch.tensor([len(PROMPT)])).expand(ROUNDS, -1, -1)
+        hidden = draft.block_hidden([context], anchors[:1], torch.tensor([len(PROMPT)])).expand(ROUNDS, -1, -1)
         warmth = torch.full((ROUNDS,), self.params.temperature, dtype=torch.float64)
         proposal = draft.sample(hidden, anchors, DraftSampling(warmth, numbers(Stream.DRAFT, K), self.candidates))
         index = (proposal.tokens * V ** torch.arange(K - 1, -1, -1)).sum(1)
@@ -60,16 +72,25 @@ class Rounds:
         output.scatter_(1, accepted.count[:, None], accepted.next_token[:, None])
         first, second = output[:, 0], output[:, 1]
         # A round of one token leaves the second to a later one, which is the target's.
-        later = torch.multinomial(self.second(), ROUNDS, True, generator=torch.Generator().manual_seed(0))
+        later = torch.multinomial(self.law()[1], ROUNDS, True, generator=torch.Generator().manual_seed(0))
         second = torch.where(accepted.count > 0, second, later[first, torch.arange(ROUNDS)])
         return torch.bincount(first * V + second, minlength=V * V).view(V, V)
 
-    def second(self) -> Tensor:
-        """The target's distribution of the second token after each first one, [V, V]."""
-        return torch.stack([self.rows[self.paths.index((v,) + (0,) * (K - 1)), 1] for v in range(V)])
+    def law(self) -> tuple[Tensor, Tensor]:
+        """The target's distribution of the first token [V], and of the second after each first [V, V].
+
+        From the whole text in fp64 and without a cache: no rollback, no fp32 and no draft had a part in it.
+        """
+        model = copy.deepcopy(self.target.model).double()
+        rows = []
+        for v in range(V):
+            logits, _ = reference(model, torch.tensor([*PROMPT, ANCHOR, v]), ())
+            rows.append(self.probs(logits[-2:], (v,)))
+        return rows[0][0], torch.stack([row[1] for row in rows])
 
     def expected(self) -> Tensor:
-        return ROUNDS * self.rows[0, 0][:, None] * self.second()
+        first, second = self.law()
+        return ROUNDS * first[:, None] * second
 
 
 def own_streams(stream: Stream, slots: int) -> Tensor:

@@ -85,4 +85,4 @@ def reference(
     with torch.no_grad():
         output = model(ids[None], output_hidden_states=True, use_cache=False)
     states = output.hidden_states
-    return output.logits[0], torch.cat([states[layer + 1][0] for layer in taps], -1)
+    return output.logits[0], torch.cat([states[0][0, :, :0], *(states[layer + 1][0] for layer in taps)], -1)
