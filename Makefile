@@ -30,7 +30,7 @@ demo: $(INSTALLED)
 	@$(BIN)/k3dspark generate --compare --max-new-tokens 128 "$(DEMO_PROMPT)"
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 integration: $(INSTALLED)
 	$(BIN)/python -m pytest -m integration
