@@ -328,7 +328,7 @@ def _print_table(pair: ModelPair, comparison: Comparison, params: SamplingParams
     console.print(f"\n[bold]{escape(title)}[/]", soft_wrap=True)
     console.print(rows)
     if not params.greedy:
-        console.print("sampled: both are draws from the target's distribution, their tokens need not be equal")
+        console.print("sampled: draws from one distribution, whose tokens need not be equal")
     elif comparison.identical:
         console.print("identical: [bold green]yes[/]")
     else:
