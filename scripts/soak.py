@@ -178,6 +178,10 @@ def check(soak: Soak, minutes: float) -> list[str]:
         before, after = sum(settled[:quarter]) / quarter, sum(settled[-quarter:]) / quarter
         print(f"memory {before / 1e6:.1f} MB, then {after / 1e6:.1f} MB; "
               f"{now['k3dspark:num_preemptions_total']:.0f} preemptions")  # fmt: skip
+        print(
+            "memory over time, MB:",
+            " ".join(f"{rss / 1e6:.0f}" for _, rss in soak.memory[:: max(len(soak.memory) // 20, 1)]),
+        )
         if after > before * (1 + FLAT):
             wrong.append(f"memory grew from {before / 1e6:.1f} to {after / 1e6:.1f} MB")
     return wrong

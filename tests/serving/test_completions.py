@@ -170,6 +170,16 @@ def test_top_k_of_minus_one_is_off(server: Running) -> None:
     assert off == server.complete("K", **sampled)["choices"][0]["text"]
 
 
+@pytest.mark.parametrize(
+    "extreme",
+    [{"temperature": 1e-300}, {"temperature": 100}, {"top_p": 5e-324}, {"min_p": 5e-324}, {"repetition_penalty": 0.01},
+     {"repetition_penalty": 100}, {"top_k": 10**18}, {"logit_bias": {"3": -100, "4": 100}}],
+)  # fmt: skip
+def test_extreme_sampling_gives_an_answer_and_no_fault(server: Running, extreme: dict[str, Any]) -> None:
+    answer = server.complete("Far", **{"temperature": 1, "seed": 1, "max_tokens": 4, "ignore_eos": True} | extreme)
+    assert answer["usage"]["completion_tokens"] == 4
+
+
 def test_the_answer_is_cut_at_the_context(server: Running) -> None:
     answer = server.complete("x" * 500, max_tokens=100, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 12

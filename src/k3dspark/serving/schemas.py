@@ -20,7 +20,9 @@ def _encodable(text: str) -> str:
 
 Text = Annotated[str, Field(strict=True), AfterValidator(_encodable)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+# Bounds that no one means to pass, but beyond which fp32 logits overflow, and with them everybody's batch.
+Temperature = Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)]
+Repetition = Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(strict=True, ge=-2, le=2, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -43,7 +45,7 @@ class GenerationRequest(Schema):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     stop: Text | list[Text] | None = Field(None, description="Strings that end the answer; not part of it.")
-    temperature: NonNegative | None = Field(None, description="0 is greedy.")
+    temperature: Temperature | None = Field(None, description="0 is greedy.")
     top_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -53,7 +55,7 @@ class GenerationRequest(Schema):
     # Beyond OpenAI's
     top_k: Annotated[int, Field(strict=True, ge=-1)] | None = Field(None, description="0 or -1 is off.")
     min_p: Annotated[float, Field(strict=True, ge=0, lt=1)] | None = None
-    repetition_penalty: Annotated[float, Field(strict=True, gt=0)] | None = None
+    repetition_penalty: Repetition | None = Field(None, description="1 is off.")
     stop_token_ids: TokenIds | None = None
     ignore_eos: StrictBool | None = Field(None, description="Go on past the end of the answer, for measurements.")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
-
-from starlette.concurrency import run_in_threadpool
 
 from k3dspark.decoding import SamplingParams
 from k3dspark.decoding.params import SEEDS
@@ -20,6 +20,8 @@ from k3dspark.serving.settings import Settings
 from k3dspark.serving.tokens import Tokens
 from k3dspark.serving.worker import Worker
 
+ENCODERS = 2
+LEAST_TOP_P = 1e-6  # the best token alone, as anything smaller; not yet 0 in fp32
 Value = TypeVar("Value", int, float)
 
 
@@ -33,6 +35,8 @@ class Service:
         self.max_positions, self.vocab_size = pair.target.max_positions, pair.target.vocab_size
         self.created = int(time.time())
         self.draining = False
+        # Few threads of its own: every thread that ever tokenized keeps the tokenizer's caches.
+        self._encoders = ThreadPoolExecutor(ENCODERS, "k3dspark-tokenizer")
         self._stop_ids = pair.stop_ids
 
     def check_open(self, model: str | None = None) -> None:
@@ -61,7 +65,7 @@ class Service:
                 stop_token_ids=(*(() if body.ignore_eos else self._stop_ids), *(body.stop_token_ids or ())),
                 stop_strings=tuple(stops),
                 temperature=_first(body.temperature, defaults.temperature),
-                top_p=_first(body.top_p, defaults.top_p),
+                top_p=max(_first(body.top_p, defaults.top_p), LEAST_TOP_P),
                 top_k=max(_first(body.top_k, defaults.top_k), 0),
                 min_p=_first(body.min_p, defaults.min_p),
                 presence_penalty=body.presence_penalty or 0.0,
@@ -85,7 +89,7 @@ class Service:
         """Tokenize and submit. Raises `ApiError` for prompts that do not fit, and when too many requests wait."""
         limits = self.settings.limits
         try:
-            encoded = await run_in_threadpool(encode)
+            encoded = await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
             check_choices(len(encoded), n, limits.choices)
             for prompt in encoded:
                 if limits.prompt_tokens is not None and len(prompt) > limits.prompt_tokens:
