@@ -71,6 +71,19 @@ def kimi_linear() -> transformers.PreTrainedConfig:
     )
 
 
+def gemma3n() -> transformers.PreTrainedConfig:
+    """Four residual streams side by side."""
+    return transformers.Gemma3nTextConfig(
+        **{**ATTENTION, "head_dim": 12, "num_hidden_layers": 2},
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=8,
+        laurel_rank=4,
+        num_kv_shared_layers=0,
+        activation_sparsity_pattern=[0.0] * 2,
+        layer_types=["full_attention", "full_attention"],
+    )
+
+
 FAMILIES: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], Rollback]] = {
     "Llama": (llama, Rollback.CROP),
     "Qwen3": (qwen3, Rollback.CROP),
@@ -93,19 +106,6 @@ FAMILIES: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], Rollback]
         lambda: transformers.Gemma2Config(
             **{**ATTENTION, "head_dim": 12},
             sliding_window=6,
-        ),
-        Rollback.CROP,
-    ),
-    "Gemma 3n": (
-        lambda: transformers.Gemma3nTextConfig(
-            **{**ATTENTION, "head_dim": 12, "num_hidden_layers": 4},
-            sliding_window=6,
-            vocab_size_per_layer_input=VOCABULARY,
-            hidden_size_per_layer_input=8,
-            laurel_rank=4,
-            num_kv_shared_layers=2,
-            activation_sparsity_pattern=[0.0] * 4,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
         ),
         Rollback.CROP,
     ),

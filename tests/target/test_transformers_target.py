@@ -13,7 +13,7 @@ from k3dspark.target.loading import open_target
 from k3dspark.target.protocol import RaggedRows
 from k3dspark.target.rollback import save
 from k3dspark.target.transformers_target import TransformersTarget
-from target.families import FAMILIES
+from target.families import FAMILIES, gemma3n
 from target.tiny import VOCABULARY, llama, make_model, random_parts, reference, run, tokens
 from target.tiny import save as write
 
@@ -182,6 +182,11 @@ def test_the_last_layer_cannot_be_tapped_through_transformers(tmp_path: Path) ->
     directory = write(make_model(llama()), tmp_path)
     with pytest.raises(BadInput, match=r"tap layers \[0, 2\]"):
         open_target(directory, "float32", tap_layer_ids=(0, 2), backend="transformers")
+
+
+def test_a_model_with_several_residual_streams_cannot_be_tapped() -> None:
+    with pytest.raises(BadInput, match="one row of 48 numbers per token"):
+        TransformersTarget(make_model(gemma3n()), (0,))
 
 
 def test_misuse_is_refused(target: TransformersTarget) -> None:

@@ -81,7 +81,8 @@ def restore(cache: Cache, saved: Sequence[Saved], rows: int) -> None:
 
 def crop(cache: Cache, rows: int) -> None:
     """Cut the last `rows` rows off; also when 0, for then a window drops what it no longer needs."""
-    for layer in cache.layers:
+    layers: list[Any] = cache.layers
+    for layer in layers:
         if not (isinstance(layer, DynamicLayer) and not layer.is_initialized):  # nothing was ever written to it
             layer.crop(-rows)
 
