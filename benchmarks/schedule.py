@@ -223,7 +223,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def print_speed(console: Console, title: str, speed: dict[str, Any]) -> None:
-    table = Table(title=f"{title}; speed-up: median [quartiles] over prompts")
+    table = Table(title=f"{title}; speed-up: median (quartiles) over prompts")
     for column in ("", "tok/s", "speed-up", "acceptance length", "rate", "verified a round"):
         table.add_column(column, justify="left" if not column else "right")
     for name, row in speed["schedules"].items():

@@ -165,7 +165,15 @@ def test_paying_request_is_never_skipped() -> None:
 
 
 def test_new_request_is_treated_as_full_length() -> None:
-    assert play(CostAware(FREE), 1, accepted=0) == [7]
+    assert CostAware(FREE).lengths(torch.full((1, 7), 3.0), load(7)) == (7,)
+
+
+def test_slots_that_promise_less_than_the_costs_are_known_to_are_left_out() -> None:
+    hopeless_from_third = torch.tensor([[2.0, 1.0, -6.0, 0.0, 0.0, 0.0, 0.0]])
+    scheduler = CostAware(FREE)
+    for _ in range(20):
+        lengths = scheduler.lengths(hopeless_from_third, load(7))
+    assert lengths == (2,)
 
 
 def test_requests_that_left_are_forgotten_in_the_end() -> None:

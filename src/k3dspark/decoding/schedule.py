@@ -155,6 +155,7 @@ class CostAware(Confident):
     """
 
     REMEMBERED = 1024  # requests that left and are still known
+    MARGIN = 0.01  # gains in speed under this are less than the costs are known to
 
     def __init__(
         self,
@@ -227,7 +228,7 @@ class CostAware(Confident):
             if limit > 0:
                 self._recall(request).remember(row)
         if len(load.requests) == 1:
-            return (foresight(fresh[0], stale[0], load.limits[0], self.costs),)
+            return (foresight(fresh[0], stale[0], load.limits[0], self.costs, self.MARGIN),)
         return allocate(fresh, load.limits, best_capacity(stale, load.limits, self.costs))
 
     def _recall(self, request: int) -> _Memory:
@@ -287,9 +288,9 @@ def early_stop(survival: Survival, limits: Sequence[int], costs: StepCosts) -> t
     return _per_request(owner[: falls[0] if len(falls) else len(owner)], len(limits))
 
 
-def foresight(survival: Survival, past: Survival, limit: int, costs: StepCosts) -> int:
-    """Slots of one request [K]: admit a slot while the expected speed can still rise from it on, a step in the costs
-    crossed if need be.
+def foresight(survival: Survival, past: Survival, limit: int, costs: StepCosts, margin: float = 0.0) -> int:
+    """Slots of one request [K]: admit a slot while the expected speed can still rise from it on, by more than the
+    share `margin`, a step in the costs crossed if need be.
 
     What lies beyond slot k is not looked at but foretold: its fresh survival, falling on as `past` survivals do. So
     admission of a slot depends on its own survival and earlier ones, as the rule of this module asks.
@@ -299,7 +300,7 @@ def foresight(survival: Survival, past: Survival, limit: int, costs: StepCosts) 
     for slot in range(limit):
         onwards = survival[slot] * past[slot:limit] / max(float(past[slot]), 1e-12)
         speeds = (committed + onwards.cumsum()) / seconds[slot + 1 :]
-        if not speeds.max() > committed / seconds[slot]:
+        if not speeds.max() > (1.0 + margin) * committed / seconds[slot]:
             return slot
         committed += float(survival[slot])
     return limit
