@@ -49,3 +49,20 @@ def test_an_error_in_a_worker_arrives_as_itself(tmp_path: Path) -> None:
 def test_a_worker_that_dies_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(EngineFault, match="ended early"):
         run_stage(die, 2, tmp_path / "rendezvous", None)
+
+
+def halve_the_smallest_normal() -> float:
+    return float(torch.tensor([torch.finfo(torch.float64).smallest_normal], dtype=torch.float64) / 2)
+
+
+def test_denormals_are_flushed_in_a_stage_and_not_after_it(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    def stage(_: int) -> None:
+        seen.append(halve_the_smallest_normal())
+        raise BadInput("something is wrong", "the stage fails", "the caller must go on as it was")
+
+    with pytest.raises(BadInput):
+        run_stage(stage, 1, tmp_path / "rendezvous")
+    assert seen == [0.0]
+    assert halve_the_smallest_normal() > 0.0

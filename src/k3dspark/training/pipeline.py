@@ -165,7 +165,6 @@ def _regenerate_worker(rank: int, job: TrainJob, report: Report) -> None:
     have = _answer_tokens(job.data) // job.processes
     if have >= target_tokens:
         return
-    torch.set_flush_denormal(True)
     weights = load_llama(job.target)
     seed = job.regenerate.seed * 1000 + len(list(job.data.glob("*.safetensors"))) * job.processes + rank
     settings = RegenerateSettings(**{**asdict(job.regenerate), "seed": seed})
@@ -197,7 +196,6 @@ def _check_room(job: TrainJob, report: Report) -> None:
 
 
 def _train_worker(rank: int, job: TrainJob, report: Report) -> None:
-    torch.set_flush_denormal(True)  # tiny Adam moments would otherwise slow every step
     store = ShardStore(job.data)
     model = new_draft(job, load_llama(job.target), store)
     trainer = Trainer(model, store, job.settings, job.out)
