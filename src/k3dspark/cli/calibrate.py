@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from k3dspark.cli.output import print_json, table
+from k3dspark.cli import options
+from k3dspark.cli.output import check_place, print_json, table
 from k3dspark.cli.progress import Count
-from k3dspark.errors import BadInput
 
 if TYPE_CHECKING:
     from k3dspark.training.calibrate import Fitted
@@ -20,12 +19,8 @@ DEFAULT_SETTINGS = ("greedy", "temperature=1", "temperature=1,top_p=0.95")
 
 
 def calibrate(
-    target: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The verified model.", show_default="the embedded one")
-    ] = None,
-    draft: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Its draft.", show_default="the embedded one")
-    ] = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,13 +50,8 @@ def calibrate(
         Path | None, typer.Option(metavar="FILE", help="Also an HTML page with reliability plots.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="Format of the weights; auto takes what is fastest here."),
-    ] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads.", show_default="as many as PyTorch chooses")
-    ] = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Fit a draft's confidence to what is really accepted, for each way of sampling.
 
@@ -69,8 +59,7 @@ def calibrate(
     other half, before and after. The result lies beside the draft, where the threshold and cost schedules find it.
     Settings that were fitted before, for the same draft, stay.
     """
-    if target is not None and draft is None:
-        raise BadInput(f"no draft for {target}", "the embedded draft fits the embedded target only", "pass --draft DIR")
+    options.require_draft(target, draft)
 
     from k3dspark.decoding.calibration import CALIBRATION_FILE, Setting, fingerprint, no_confidence_head
     from k3dspark.embedded.pair import EMBEDDED_DRAFT, load_pair
@@ -84,7 +73,9 @@ def calibrate(
     texts = read_prompts(prompts)[:count] if prompts is not None else None
     draft = draft or EMBEDDED_DRAFT
     path = out or draft / CALIBRATION_FILE
-    _check_writable(path)
+    check_place(path, "pass --out FILE, and have the file put beside the draft")
+    if report is not None:
+        check_place(report)
     pair = load_pair(target, draft, dtype=dtype, threads=threads)
     if pair.draft is None or pair.draft.confidence_head is None:
         raise no_confidence_head()
@@ -123,17 +114,6 @@ def calibrate(
         )
     else:
         print(f"written: {path}" + (f", {report}" if report is not None else ""))
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse now what could not be saved in an hour."""
-    directory = path.parent
-    if directory.is_dir() and not os.access(directory, os.W_OK):
-        raise BadInput(
-            f"cannot write {path}",
-            f"{directory} is not writable for this user",
-            "pass --out FILE, and have the file put beside the draft",
-        )
 
 
 def _print_table(one: Fitted) -> None:

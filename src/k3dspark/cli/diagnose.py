@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from k3dspark.cli import options
 from k3dspark.cli.output import clean, print_json, table
 from k3dspark.errors import BadInput, EngineFault
 
@@ -31,12 +32,8 @@ def diagnose(
     ] = None,
     block: Annotated[int, typer.Option(min=1, max=64, help="Draft tokens the draft was trained to propose.")] = 7,
     expected: Annotated[float, typer.Option(min=1.01, help="Acceptance length that this workload should reach.")] = 3.0,
-    plain: Annotated[
-        str | None, typer.Option(metavar="URL", help="A server of the same target without a draft, to compare with.")
-    ] = None,
-    plain_step_ms: Annotated[
-        float | None, typer.Option("--plain-step-ms", min=0.001, help="Time of a plain decoding step at this load.")
-    ] = None,
+    plain: options.PlainUrl = None,
+    plain_step_ms: options.PlainStep = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds to watch a running engine.")] = 30.0,
     lang: Annotated[Literal["en", "zh"], typer.Option(help="Language of the text.")] = "en",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from k3dspark.cli.output import clean, print_json, table
+from k3dspark.cli import options
+from k3dspark.cli.output import check_place, clean, print_json, table
 from k3dspark.cli.progress import Count
-from k3dspark.errors import BadInput
 
 
 def evaluate(
@@ -19,12 +19,8 @@ def evaluate(
             metavar="PROMPTS…", help='JSON lines with "prompt" and "domain", or text with one prompt a line.'
         ),
     ],
-    target: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The verified model.", show_default="the embedded one")
-    ] = None,
-    draft: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Its draft.", show_default="the embedded one")
-    ] = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
     temperature: Annotated[
         list[float] | None,
         typer.Option(help="Sampling temperature, 0 for greedy; may be given several times.", show_default="0 and 1"),
@@ -42,21 +38,15 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Write an HTML page with tables and plots.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="Format of the weights; auto takes what is fastest here."),
-    ] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads.", show_default="as many as PyTorch chooses")
-    ] = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Measure a draft: acceptance length, rate and slots by domain, greedily and sampled, and its confidence.
 
     One request at a time, the whole block verified, counters pooled over prompts. Figures do not depend on the speed
     of the machine, and those of a prompt not on the other prompts.
     """
-    if target is not None and draft is None:
-        raise BadInput(f"no draft for {target}", "the embedded draft fits the embedded target only", "pass --draft DIR")
+    options.require_draft(target, draft)
     from k3dspark.decoding import SamplingParams
     from k3dspark.training.measure import MeasureSettings, read_evaluation_prompts
 
@@ -67,7 +57,7 @@ def evaluate(
     for setting in settings:
         SamplingParams(temperature=setting.temperature)  # refused before a model is loaded
     if report is not None:
-        _check_place(report)
+        check_place(report)
 
     from k3dspark.embedded.pair import EMBEDDED_DRAFT, load_pair
     from k3dspark.training.measure import groups, measure, measurement_record
@@ -91,11 +81,6 @@ def evaluate(
         print_json(record)
     else:
         _print_tables(record)
-
-
-def _check_place(report: Path) -> None:
-    if report.is_dir() or not (report.parent.is_dir() or not report.parent.exists()):
-        raise BadInput(f"cannot write {report}", "it is a directory, or lies in something that is none", "name a file")
 
 
 def _print_tables(record: dict[str, Any]) -> None:

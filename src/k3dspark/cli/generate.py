@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from k3dspark.cli import prompts, sampling
+from k3dspark.cli import options, prompts, sampling
 from k3dspark.cli.output import print_json, table
 from k3dspark.errors import BadInput, CheckFailed
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _SAMPLING = "Sampling"
-_SPECULATION = "Speculation"
 
 
 def generate(
@@ -37,13 +36,9 @@ def generate(
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
-    target: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The verified model.", show_default="the embedded one")
-    ] = None,
-    draft: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Its draft.", show_default="the embedded one")
-    ] = None,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="Decode plainly.")] = False,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    no_draft: options.NoDraft = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to answer.")] = 256,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="Also end after this text; may be repeated.")
@@ -69,38 +64,18 @@ def generate(
     verify: Annotated[
         Literal["greedy", "token", "block"] | None,
         typer.Option(
-            help="How draft tokens are verified.", show_default="greedy or block", rich_help_panel=_SPECULATION
+            help="How draft tokens are verified.", show_default="greedy or block", rich_help_panel=options.SPECULATION
         ),
     ] = None,
-    schedule: Annotated[
-        Literal["full", "threshold", "cost"] | None,
-        typer.Option(
-            help="How many tokens of a block are verified: all, the likely ones, or what pays at costs measured now.",
-            show_default="full",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = None,
-    draft_length: Annotated[
-        int | None, typer.Option("--draft-length", min=1, help="Always this many.", rich_help_panel=_SPECULATION)
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Survival a slot needs.", show_default="0.1", rich_help_panel=_SPECULATION),
-    ] = None,
-    online_calibration: Annotated[
-        bool,
-        typer.Option("--online-calibration", help="Let calibration follow the rounds.", rich_help_panel=_SPECULATION),
-    ] = False,
-    costs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Step costs for --schedule cost; written if absent.", rich_help_panel=_SPECULATION
-        ),
-    ] = None,
+    schedule: options.ScheduleName = None,
+    draft_length: options.DraftLength = None,
+    threshold: options.Threshold = None,
+    online_calibration: options.OnlineCalibration = False,
+    costs: options.Costs = None,
     exact: Annotated[
         bool,
         typer.Option(
-            "--exact", help="Nothing but prompt, options and seed decides a token.", rich_help_panel=_SPECULATION
+            "--exact", help="Nothing but prompt, options and seed decides a token.", rich_help_panel=options.SPECULATION
         ),
     ] = False,
     compare: Annotated[
@@ -110,13 +85,8 @@ def generate(
     logprobs: Annotated[
         int | None, typer.Option(min=0, help="With --json: log-probabilities, and those of the N best tokens.")
     ] = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="Format of the weights; auto takes what is fastest here."),
-    ] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads.", show_default="as many as PyTorch chooses")
-    ] = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Answer a prompt: the target's own tokens, sooner.
 
@@ -129,19 +99,11 @@ def generate(
         raise BadInput("--compare with --no-draft", "there is nothing to compare plain decoding with", "leave one out")
     if raw and system is not None:
         raise BadInput("--system with --raw", "a system message is part of the chat template", "leave one out")
-    if target is not None and draft is None and not no_draft:
-        raise BadInput(
-            f"no draft for {target}",
-            "the embedded draft fits the embedded target only",
-            "pass --draft DIR, or --no-draft to decode plainly",
-        )
+    options.require_draft(target, draft, no_draft)
     if logprobs is not None and not as_json:
         raise BadInput("--logprobs without --json", "log-probabilities are printed as JSON only", "add --json")
-    if costs is not None and schedule != "cost":
-        raise BadInput(f"--costs {costs} without --schedule cost", "nothing else reads costs", "add --schedule cost")
-    for option, given in (("--verify", verify), ("--schedule", schedule), ("--draft-length", draft_length)):
-        if no_draft and given is not None:
-            raise BadInput(f"{option} {given} with --no-draft", "plain decoding verifies no draft", "leave one out")
+    sampling.check_costs(costs, schedule)
+    options.refuse_without_draft(no_draft, verify=verify, schedule=schedule, draft_length=draft_length)
 
     from k3dspark.decoding import Engine, SamplingParams
     from k3dspark.decoding.compare import compare as decode_both
@@ -164,7 +126,7 @@ def generate(
     params = replace(params, verifier=sampling.verifier(verify, params))
     sampling.check_truncation(params)
     plan = sampling.schedule(schedule, draft_length, threshold, online_calibration)
-    pair = _load(target, draft, no_draft, dtype, threads)
+    pair = options.load(target, draft, no_draft, dtype, threads)
     params = replace(params, stop_token_ids=pair.stop_ids)
     prompt_ids = pair.raw_ids(text) if raw else pair.chat_ids(text, system)
     scheduler, calibrated = _scheduler(plan, pair, draft, params, costs, exact)
@@ -202,38 +164,18 @@ def generate(
         )
 
 
-def _load(
-    target: Path | None,
-    draft: Path | None,
-    no_draft: bool,
-    dtype: Literal["auto", "float32", "bfloat16"],
-    threads: int | None,
-) -> ModelPair:
-    from k3dspark.embedded.pair import load_embedded_pair, load_pair
-
-    if target is None and draft is None:
-        return load_embedded_pair(dtype=dtype, threads=threads, with_draft=not no_draft)
-    return load_pair(target, None if no_draft else draft, dtype=dtype, threads=threads)
-
-
 def _scheduler(
     plan: Schedule, pair: ModelPair, draft: Path | None, params: SamplingParams, costs: Path | None, exact: bool
 ) -> tuple[Scheduler | None, bool | None]:
     """The scheduler, and whether confidence is calibrated for this sampling (None: it is not read)."""
-    from k3dspark.decoding.calibration import CALIBRATION_FILE, Setting, read_calibration
+    from k3dspark.decoding.calibration import Setting
     from k3dspark.decoding.scheduler_for import scheduler_for
-    from k3dspark.embedded.pair import EMBEDDED_DRAFT
 
     if pair.draft is None:
         return None, None
     if not plan.reads_confidence:
         return scheduler_for(plan, pair.target, pair.draft), None
-    directory = draft or EMBEDDED_DRAFT
-    calibration = read_calibration(directory, pair.draft)
-    if calibration is None and pair.draft.confidence_head is not None and (directory / CALIBRATION_FILE).exists():
-        print(
-            f"{directory / CALIBRATION_FILE} was fitted for other weights: confidence is used as it is", file=sys.stderr
-        )
+    calibration = sampling.calibration(draft, pair.draft)
     table_of_costs = sampling.step_costs(costs, pair) if costs is not None else None
     scheduler = scheduler_for(plan, pair.target, pair.draft, calibration=calibration, costs=table_of_costs, exact=exact)
     return scheduler, calibration is not None and calibration.covers(Setting.of(params))

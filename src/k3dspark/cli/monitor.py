@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from k3dspark.cli import options
 from k3dspark.cli.output import clean, print_json
 from k3dspark.errors import BadInput, EngineFault
 
@@ -46,12 +47,8 @@ def watch(
         typer.Argument(metavar="URL…", help="Engines, npu-exporters and DCGM exporters, as HOST:PORT or URLs."),
     ] = None,
     npu_smi: Annotated[bool, typer.Option("--npu-smi", help="Also read this machine's npu-smi.")] = False,
-    plain: Annotated[
-        str | None, typer.Option(metavar="URL", help="A server of the same target without a draft, to compare with.")
-    ] = None,
-    plain_step_ms: Annotated[
-        float | None, typer.Option("--plain-step-ms", min=0.001, help="Time of a plain decoding step at this load.")
-    ] = None,
+    plain: options.PlainUrl = None,
+    plain_step_ms: options.PlainStep = None,
     round_ms: Annotated[
         float | None, typer.Option("--round-ms", min=0.001, help="Time of a round, if the engine does not tell it.")
     ] = None,

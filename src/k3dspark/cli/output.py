@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
+
+from k3dspark.errors import BadInput
 
 
 def clean(text: str) -> str:
@@ -29,3 +33,12 @@ def table(*columns: tuple[str, str]) -> Any:
     for heading, justify in columns:
         result.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     return result
+
+
+def check_place(path: Path, remedy: str = "name a file in a directory that you can write to") -> None:
+    """Refuse now a file that could not be written after an hour's work. Raises `BadInput`."""
+    parent = path.parent
+    if path.is_dir() or not (parent.is_dir() or not parent.exists()):
+        raise BadInput(f"cannot write {path}", "it is a directory, or lies in something that is none", "name a file")
+    if parent.is_dir() and not os.access(parent, os.W_OK):
+        raise BadInput(f"cannot write {path}", f"{parent} is not writable for this user", remedy)

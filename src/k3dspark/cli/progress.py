@@ -5,37 +5,31 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 LINE_SECONDS = 5.0
 
 
-class Bytes:
-    """Progress in bytes through named stages; use it as a context manager."""
+class _Bar:
+    """A bar that stands while the context lasts, on a terminal; elsewhere there is none."""
 
     def __init__(self) -> None:
         self._bar: Any = None
         self._task: Any = None
-        self._stage = ""
         self._last_line = 0.0
 
-    def __enter__(self) -> Bytes:
+    def _columns(self) -> list[Any]:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                DownloadColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-                TransferSpeedColumn,
-            )
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
+                *self._columns(),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
@@ -48,6 +42,19 @@ class Bytes:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+class Bytes(_Bar):
+    """Progress in bytes through named stages; use it as a context manager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stage = ""
+
+    def _columns(self) -> list[Any]:
+        from rich.progress import DownloadColumn, TransferSpeedColumn
+
+        return [DownloadColumn(), TransferSpeedColumn()]
 
     def update(self, stage: str, done: int, total: int) -> None:
         """`done` of `total` bytes of a stage; a new stage begins a new bar."""
@@ -63,38 +70,25 @@ class Bytes:
         self._stage = stage
 
 
-class Count:
+class Count(_Bar):
     """Progress through a known number of things; use it as a context manager and call `add` after each."""
 
     def __init__(self, what: str, total: int) -> None:
+        super().__init__()
         self.what, self.total, self.done = what, total, 0
-        self._bar: Any = None
-        self._task: Any = None
-        self._started = self._last_line = 0.0
+        self._started = 0.0
 
-    def __enter__(self) -> Count:
+    def _columns(self) -> list[Any]:
+        from rich.progress import MofNCompleteColumn
+
+        return [MofNCompleteColumn()]
+
+    def __enter__(self) -> Self:
         self._started = self._last_line = time.monotonic()
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task(self.what, total=self.total)
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+        super().__enter__()
         if self._bar is not None:
-            self._bar.stop()
+            self._task = self._bar.add_task(self.what, total=self.total)
+        return self
 
     def add(self) -> None:
         """One more is done."""

@@ -11,8 +11,10 @@ from k3dspark.errors import BadInput
 
 if TYPE_CHECKING:
     from k3dspark.decoding import SamplingParams, StepCosts
+    from k3dspark.decoding.calibration import Calibration
     from k3dspark.decoding.scheduler_for import Schedule
     from k3dspark.embedded.pair import ModelPair
+    from k3dspark.model.draft import K3DSparkModel
 
 Verify = Literal["greedy", "token", "block"]
 ScheduleName = Literal["full", "threshold", "cost"]
@@ -74,6 +76,24 @@ def schedule(name: ScheduleName | None, draft_length: int | None, threshold: flo
         )
     least = LEAST_SURVIVAL if threshold is None else threshold
     return Schedule("fixed" if draft_length is not None else name or "full", draft_length, least, online)
+
+
+def check_costs(costs: Path | None, name: ScheduleName | None) -> None:
+    """Raise `BadInput` for a file of costs that nothing would read."""
+    if costs is not None and name != "cost":
+        raise BadInput(f"--costs {costs} without --schedule cost", "nothing else reads costs", "add --schedule cost")
+
+
+def calibration(directory: Path | None, draft: K3DSparkModel) -> Calibration | None:
+    """What lies beside the draft (None: the embedded one); a calibration of other weights is said and not used."""
+    from k3dspark.decoding.calibration import CALIBRATION_FILE, read_calibration
+    from k3dspark.embedded.pair import EMBEDDED_DRAFT
+
+    place = (directory or EMBEDDED_DRAFT) / CALIBRATION_FILE
+    found = read_calibration(place.parent, draft)
+    if found is None and draft.confidence_head is not None and place.exists():
+        print(f"{place} was fitted for other weights: confidence is used as it is", file=sys.stderr)
+    return found
 
 
 def step_costs(path: Path, pair: ModelPair) -> StepCosts:

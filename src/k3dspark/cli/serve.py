@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from k3dspark.cli import sampling
-from k3dspark.errors import BadInput
+from k3dspark.cli import options, sampling
 
 if TYPE_CHECKING:
     from k3dspark.decoding import Scheduler
     from k3dspark.decoding.scheduler_for import Schedule
     from k3dspark.embedded.pair import ModelPair
 
-_SPECULATION = "Speculation"
 _LIMITS = "Limits"
 _DEFAULTS = "Sampling of requests that do not say"
 
@@ -26,13 +24,9 @@ MEASURED_REQUESTS = 16  # costs of larger batches are extrapolated
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    target: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The verified model.", show_default="the embedded one")
-    ] = None,
-    draft: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Its draft.", show_default="the embedded one")
-    ] = None,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="Decode plainly.")] = False,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    no_draft: options.NoDraft = False,
     model_name: Annotated[
         str | None, typer.Option("--model-name", help="The model's id in the API.", show_default="the directory's name")
     ] = None,
@@ -42,39 +36,19 @@ def serve(
     ] = None,
     log_format: Annotated[Literal["lines", "json"], typer.Option(help="Shape of the log on standard error.")] = "lines",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts to the log.")] = False,
-    schedule: Annotated[
-        Literal["full", "threshold", "cost"] | None,
-        typer.Option(
-            help="How many tokens of a block are verified: all, the likely ones, or what pays at costs measured now.",
-            show_default="full",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = None,
-    draft_length: Annotated[
-        int | None, typer.Option("--draft-length", min=1, help="Always this many.", rich_help_panel=_SPECULATION)
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Survival a slot needs.", show_default="0.3", rich_help_panel=_SPECULATION),
-    ] = None,
-    online_calibration: Annotated[
-        bool,
-        typer.Option("--online-calibration", help="Let calibration follow the rounds.", rich_help_panel=_SPECULATION),
-    ] = False,
-    costs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Step costs for --schedule cost; written if absent.", rich_help_panel=_SPECULATION
-        ),
-    ] = None,
+    schedule: options.ScheduleName = None,
+    draft_length: options.DraftLength = None,
+    threshold: options.Threshold = None,
+    online_calibration: options.OnlineCalibration = False,
+    costs: options.Costs = None,
     verify: Annotated[
         Literal["token", "block"],
-        typer.Option(help="How draft tokens of sampled requests are verified.", rich_help_panel=_SPECULATION),
+        typer.Option(help="How draft tokens of sampled requests are verified.", rich_help_panel=options.SPECULATION),
     ] = "block",
     exact: Annotated[
         bool,
         typer.Option(
-            "--exact", help="A request's tokens never depend on its company.", rich_help_panel=_SPECULATION
+            "--exact", help="A request's tokens never depend on its company.", rich_help_panel=options.SPECULATION
         ),
     ] = False,
     max_running: Annotated[
@@ -116,33 +90,19 @@ def serve(
     top_p: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=_DEFAULTS)] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 is off.", rich_help_panel=_DEFAULTS)] = 0,
     min_p: Annotated[float, typer.Option(help="0 is off.", rich_help_panel=_DEFAULTS)] = 0.0,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="Format of the weights; auto takes what is fastest here."),
-    ] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads.", show_default="as many as PyTorch chooses")
-    ] = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
 ) -> None:  # fmt: skip
     """Serve a model and its draft over HTTP, as OpenAI does: /v1/completions, /v1/chat/completions, /dashboard.
 
     SIGTERM finishes what runs and refuses the rest; the exit status is then 0.
     """
-    if target is not None and draft is None and not no_draft:
-        raise BadInput(
-            f"no draft for {target}",
-            "the embedded draft fits the embedded target only",
-            "pass --draft DIR, or --no-draft to decode plainly",
-        )
-    if costs is not None and schedule != "cost":
-        raise BadInput(f"--costs {costs} without --schedule cost", "nothing else reads costs", "add --schedule cost")
-    for option, given in (("--schedule", schedule), ("--draft-length", draft_length)):
-        if no_draft and given is not None:
-            raise BadInput(f"{option} {given} with --no-draft", "plain decoding verifies no draft", "leave one out")
+    options.require_draft(target, draft, no_draft)
+    sampling.check_costs(costs, schedule)
+    options.refuse_without_draft(no_draft, schedule=schedule, draft_length=draft_length)
     plan = sampling.schedule(schedule, draft_length, threshold, online_calibration)
 
     from k3dspark.decoding import SamplingParams
-    from k3dspark.embedded.pair import load_embedded_pair, load_pair
     from k3dspark.serving.server import EngineSettings, build_service
     from k3dspark.serving.server import serve as run
     from k3dspark.serving.settings import Defaults, Limits, Settings, read_keys
@@ -168,10 +128,7 @@ def serve(
         log_prompts=log_prompts,
         running=max_running,
     )
-    if target is None and draft is None:
-        pair = load_embedded_pair(dtype=dtype, threads=threads, with_draft=not no_draft)
-    else:
-        pair = load_pair(target, None if no_draft else draft, dtype=dtype, threads=threads)
+    pair = options.load(target, draft, no_draft, dtype, threads)
     engine = EngineSettings(
         scheduler=_scheduler(plan, pair, draft, costs, exact, max_running),
         schedule=plan.kind,
@@ -186,10 +143,8 @@ def _scheduler(
     plan: Schedule, pair: ModelPair, draft: Path | None, costs: Path | None, exact: bool, running: int
 ) -> Scheduler:
     from k3dspark.decoding import FullBlock
-    from k3dspark.decoding.calibration import read_calibration
     from k3dspark.decoding.costs import measure
     from k3dspark.decoding.scheduler_for import STARTUP_REPEATS, scheduler_for
-    from k3dspark.embedded.pair import EMBEDDED_DRAFT
 
     if pair.draft is None:
         return FullBlock()
@@ -199,5 +154,5 @@ def _scheduler(
     if plan.kind == "cost" and table is None:
         print("measuring step costs", file=sys.stderr)
         table = measure(pair.target, pair.draft, min(running, MEASURED_REQUESTS), repeats=STARTUP_REPEATS)
-    calibration = read_calibration(draft or EMBEDDED_DRAFT, pair.draft)
+    calibration = sampling.calibration(draft, pair.draft)
     return scheduler_for(plan, pair.target, pair.draft, calibration=calibration, costs=table, exact=exact)
