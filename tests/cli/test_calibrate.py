@@ -92,3 +92,15 @@ def test_a_draft_without_a_confidence_head_is_refused(models: list[str], tmp_pat
         done = run(*command)
         assert done.exit_code == 2
         assert "enable_confidence_head" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--out", "--report"])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
+    models: list[str], tmp_path: Path, option: str
+) -> None:
+    prompts = ["--prompts", str(tmp_path / "prompts.txt")]
+    for place in (tmp_path, tmp_path / "prompts.txt" / "file"):
+        done = run("calibrate", *models, *TOKENS, *prompts, option, str(place))
+        assert done.exit_code == 2
+        assert "cannot write" in done.stderr
+        assert not (tmp_path / "draft" / CALIBRATION_FILE).exists()

@@ -61,10 +61,6 @@ def check_finite(logits: torch.Tensor) -> None:
         )
 
 
-def not_open(sequence: int) -> EngineFault:
-    return EngineFault(f"sequence {sequence} is not open", "it was closed or never opened", "report this bug")
-
-
 def wrong_commit(sequence: int, count: int, pending: int) -> EngineFault:
     return EngineFault(
         f"cannot commit {count} rows", f"the last forward of sequence {sequence} ran {pending}", "report this bug"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +10,11 @@ import torch.nn.functional as F
 
 from k3dspark.errors import BadInput
 from k3dspark.model.cache import LatentCache
-from k3dspark.target.checks import check_finite, check_rows, check_taps, not_open, wrong_commit
+from k3dspark.target.checks import check_finite, check_rows, check_taps, wrong_commit
 from k3dspark.target.kimi_k3_kda import DeltaRows, DeltaState
 from k3dspark.target.kimi_k3_model import Batch, KimiK3Model, TapStream
 from k3dspark.target.protocol import RaggedRows, TargetOutput
+from k3dspark.target.sequences import Sequences
 
 CACHE_BLOCK = 1024  # tokens
 
@@ -55,8 +55,7 @@ class KimiK3Target:
         self.model, self.shape, self.stream = model, model.shape, stream
         self.embed_weight, self.head_weight = model.embed_weight, model.head_weight
         self._taps = check_taps(tap_layer_ids, model.shape.layers)
-        self._sequences: dict[int, _Sequence] = {}
-        self._handles = itertools.count()
+        self._sequences: Sequences[_Sequence] = Sequences()
 
     @property
     def tap_layer_ids(self) -> tuple[int, ...]:
@@ -85,21 +84,20 @@ class KimiK3Target:
     def open(self, capacity: int = 0) -> int:
         """A handle for a new empty sequence; the cache grows by blocks, whatever the hint."""
         weight, shape = self.embed_weight, self.shape
-        handle = next(self._handles)
-        self._sequences[handle] = _Sequence(
-            DeltaState.empty(shape, (len(shape.kda_layers),), weight.dtype, weight.device),
-            LatentCache(len(shape.mla_layers), shape.row_width, weight.dtype, weight.device, CACHE_BLOCK),
+        return self._sequences.open(
+            _Sequence(
+                DeltaState.empty(shape, (len(shape.kda_layers),), weight.dtype, weight.device),
+                LatentCache(len(shape.mla_layers), shape.row_width, weight.dtype, weight.device, CACHE_BLOCK),
+            )
         )
-        return handle
 
     def length(self, sequence: int) -> int:
         """Committed tokens of a sequence."""
-        return self._sequence(sequence).length
+        return self._sequences[sequence].length
 
     def close(self, sequence: int) -> None:
         """Free the sequence."""
-        self._sequence(sequence)
-        del self._sequences[sequence]
+        self._sequences.close(sequence)
 
     def forward(self, rows: RaggedRows) -> TargetOutput:
         """Run rows after the committed tokens of their sequences; provisional until `commit`.
@@ -111,7 +109,7 @@ class KimiK3Target:
         check_rows(rows, self.length, waiting, self.max_positions, self.vocab_size)
         ids = rows.token_ids.to(self.embed_weight.device)
         wanted = slice(None) if rows.logit_rows is None else rows.logit_rows.to(ids.device)
-        running = [(self._sequence(h), n) for h, n in zip(rows.sequences, rows.lengths, strict=True) if n]
+        running = [(self._sequences[h], n) for h, n in zip(rows.sequences, rows.lengths, strict=True) if n]
         if running:
             batch = self._batch([sequence for sequence, _ in running], tuple(count for _, count in running))
             with torch.no_grad():
@@ -119,7 +117,7 @@ class KimiK3Target:
                 logits = self.unembed(output.hidden[wanted])
             check_finite(logits)
         for handle in rows.sequences:
-            self._sequence(handle).pending = _Pending()
+            self._sequences[handle].pending = _Pending()
         if not running:
             return self._nothing()
         first = 0
@@ -131,7 +129,7 @@ class KimiK3Target:
 
     def commit(self, sequence: int, count: int) -> None:
         """Keep the first `count` rows of the last forward of this sequence, roll back the rest."""
-        state = self._sequence(sequence)
+        state = self._sequences[sequence]
         pending = state.pending
         if pending is None or not 0 <= count <= pending.count:
             raise wrong_commit(sequence, count, 0 if pending is None else pending.count)
@@ -161,8 +159,3 @@ class KimiK3Target:
             ),
             [[sequence.latent.chunks(layer) for sequence in sequences] for layer in layers],
         )
-
-    def _sequence(self, sequence: int) -> _Sequence:
-        if sequence not in self._sequences:
-            raise not_open(sequence)
-        return self._sequences[sequence]

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from k3dspark.errors import BadInput
 from k3dspark.model.packed import PackedLinear
 from k3dspark.target.attention import KeyValueCache, attend, chunk_mask
-from k3dspark.target.checks import check_finite, check_rows, check_taps, not_open, wrong_commit
+from k3dspark.target.checks import check_finite, check_rows, check_taps, wrong_commit
 from k3dspark.target.layer import PackedLayer, RmsNorm, Workspace, padded_head, rotate, silu_product, unit_rows
 from k3dspark.target.protocol import RaggedRows, TargetOutput
+from k3dspark.target.sequences import Sequences
 from k3dspark.target.weights import LlamaWeights
 
 INEXACT_TILE_ROWS = 64
@@ -104,9 +105,8 @@ class LlamaTarget:
         self._floor = torch.tensor([[(self.hidden_size * self.shape.rms_norm_eps) ** 0.5]], device=self.device)
         self._scale = self.shape.head_dim**-0.5
         self._workspaces: dict[int, Workspace] = {}  # by the rows of a tile
-        self._sequences: dict[int, KeyValueCache] = {}
+        self._sequences: Sequences[KeyValueCache] = Sequences()
         self._pending: dict[int, int] = {}
-        self._handles = itertools.count()
 
     @property
     def tap_layer_ids(self) -> tuple[int, ...]:
@@ -144,17 +144,15 @@ class LlamaTarget:
         """A handle for a new empty sequence; `capacity` tokens are reserved as a hint, growth is automatic."""
         cache = KeyValueCache(self.shape.layers, self.shape.kv_heads, self._head_dim, self.chunk, self.device)
         cache.reserve(min(capacity, self.max_positions))
-        handle = next(self._handles)
-        self._sequences[handle] = cache
-        return handle
+        return self._sequences.open(cache)
 
     def length(self, sequence: int) -> int:
         """Committed tokens of a sequence."""
-        return self._sequence(sequence).length
+        return self._sequences[sequence].length
 
     def commit(self, sequence: int, count: int) -> None:
         """Keep the first `count` rows of the last forward of this sequence, roll back the rest."""
-        cache = self._sequence(sequence)
+        cache = self._sequences[sequence]
         pending = self._pending.pop(sequence, 0)
         if not 0 <= count <= pending:
             raise wrong_commit(sequence, count, pending)
@@ -162,8 +160,7 @@ class LlamaTarget:
 
     def close(self, sequence: int) -> None:
         """Free the sequence."""
-        self._sequence(sequence)
-        del self._sequences[sequence]
+        self._sequences.close(sequence)
         self._pending.pop(sequence, None)
 
     def forward(self, rows: RaggedRows) -> TargetOutput:
@@ -229,11 +226,6 @@ class LlamaTarget:
         assert attended is not None
         return attended.to(fused.dtype)
 
-    def _sequence(self, sequence: int) -> KeyValueCache:
-        if sequence not in self._sequences:
-            raise not_open(sequence)
-        return self._sequences[sequence]
-
     def _spans(self, total: int) -> Iterator[tuple[int, int, int]]:
         """(first row, rows of the tile with padding, real rows) for `total` rows."""
         step = self.tile_rows if self.exact else INEXACT_TILE_ROWS
@@ -244,7 +236,7 @@ class LlamaTarget:
     def _tiles(self, rows: RaggedRows) -> list[_Tile]:
         owners = []  # (cache, position) of every row
         for sequence, count in zip(rows.sequences, rows.lengths, strict=True):
-            cache = self._sequence(sequence)
+            cache = self._sequences[sequence]
             cache.reserve(cache.length + count)
             owners += [(cache, cache.length + offset) for offset in range(count)]
         tiles = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from k3dspark.errors import BadInput
-from k3dspark.target.checks import check_finite, check_rows, check_taps, not_open, wrong_commit
+from k3dspark.target.checks import check_finite, check_rows, check_taps, wrong_commit
 from k3dspark.target.protocol import RaggedRows, TargetOutput
 from k3dspark.target.rollback import Rollback, Saved, can_crop, crop, first_state, restore, save, understands
+from k3dspark.target.sequences import Sequences
 
 PREFILL_ROWS = 512
 UNBOUNDED_POSITIONS = 2**31 - 1
@@ -56,8 +56,7 @@ class TransformersTarget:
         self._cache_name = next((name for name in ("cache", "past_key_values") if name in parameters), None)
         self._keeps_logits = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters  # not every model counts what its cache holds
-        self._sequences: dict[int, _Sequence] = {}
-        self._handles = itertools.count()
+        self._sequences: Sequences[_Sequence] = Sequences()
         self._records_past = False
         self.rollback = self._find_rollback()
 
@@ -91,18 +90,15 @@ class TransformersTarget:
 
     def open(self, capacity: int = 0) -> int:
         """A handle for a new empty sequence."""
-        handle = next(self._handles)
-        self._sequences[handle] = _Sequence(self._new_cache())
-        return handle
+        return self._sequences.open(_Sequence(self._new_cache()))
 
     def length(self, sequence: int) -> int:
         """Committed tokens of a sequence."""
-        return len(self._sequence(sequence).tokens)
+        return len(self._sequences[sequence].tokens)
 
     def close(self, sequence: int) -> None:
         """Free the sequence."""
-        self._sequence(sequence)
-        del self._sequences[sequence]
+        self._sequences.close(sequence)
 
     def forward(self, rows: RaggedRows) -> TargetOutput:
         """Run rows after the committed tokens of their sequences; provisional until `commit`.
@@ -118,7 +114,7 @@ class TransformersTarget:
         taps = torch.empty(ids.shape[0], len(self._taps) * self.hidden_size, dtype=self.model.dtype, device=ids.device)
         first = 0
         for handle, count in zip(rows.sequences, rows.lengths, strict=True):
-            sequence, last = self._sequence(handle), first + count
+            sequence, last = self._sequences[handle], first + count
             mine = ((wanted >= first) & (wanted < last)).nonzero()[:, 0]
             if count:
                 logits[mine], taps[first:last] = self._advance(sequence, ids[first:last], wanted[mine] - first)
@@ -126,13 +122,13 @@ class TransformersTarget:
         check_finite(logits)
         first = 0
         for handle, count in zip(rows.sequences, rows.lengths, strict=True):
-            self._sequence(handle).pending = ids[first : first + count]
+            self._sequences[handle].pending = ids[first : first + count]
             first += count
         return TargetOutput(logits, taps)
 
     def commit(self, sequence: int, count: int) -> None:
         """Keep the first `count` rows of the last forward of this sequence, roll back the rest."""
-        state = self._sequence(sequence)
+        state = self._sequences[sequence]
         rows = 0 if state.pending is None else state.pending.shape[0]
         if state.pending is None or not 0 <= count <= rows:
             raise wrong_commit(sequence, count, rows)
@@ -273,8 +269,3 @@ class TransformersTarget:
         if self._records_past:
             cache.activate_past_recording()  # lets a window or a convolution be cut
         return cache
-
-    def _sequence(self, sequence: int) -> _Sequence:
-        if sequence not in self._sequences:
-            raise not_open(sequence)
-        return self._sequences[sequence]
