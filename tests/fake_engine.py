@@ -55,16 +55,19 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     # A worker that ignores SIGTERM, as one that hangs in a collective does: only its group's SIGKILL ends it.
     worker = subprocess.Popen([sys.executable, "-c", "import signal, time\n"
-                               "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"])  # fmt: skip
+                               "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(600)"],
+                              stdout=subprocess.PIPE)  # fmt: skip
+    assert worker.stdout is not None
+    worker.stdout.readline()  # from here on it ignores the signal
+    if BEHAVIOUR == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with open(os.environ["FAKE_ENGINE_PIDS"], "a") as file:
         file.write(f"{os.getpid()}\n{worker.pid}\n")
     print("loading weights", flush=True)
     if BEHAVIOUR.startswith("die:"):
         print(BEHAVIOUR[4:], flush=True)
         sys.exit(1)
-    if BEHAVIOUR == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    else:
+    if BEHAVIOUR != "stubborn":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if BEHAVIOUR == "silent" or "--headless" in ARGUMENTS:
         time.sleep(600)

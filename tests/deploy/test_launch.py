@@ -150,11 +150,11 @@ def test_an_engine_that_ignores_sigterm_is_killed_after_the_grace(lab: Lab) -> N
     lab.write()
     process = lab.start(behaviour="stubborn")
     lab.wait_for_workers()
-    process.send_signal(signal.SIGTERM)
     began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert lab.running() == []
-    assert 1.5 < time.monotonic() - began < 30
+    assert time.monotonic() - began >= 2, "killed before the grace of 2 s was over"
 
 
 def test_a_killed_launcher_leaves_no_orphan(lab: Lab) -> None:

@@ -25,7 +25,7 @@ done
 
 # Also when the engine ended by itself: a worker that outlives it would hold its device.
 kill -TERM -- "-$engine" 2> /dev/null
-deadline=$((SECONDS + grace))
+deadline=$((SECONDS + grace + 1)) # SECONDS counts whole ones: never less than the grace
 while kill -0 -- "-$engine" 2> /dev/null && ((SECONDS < deadline)); do
   if read -r -t 0.2 word && [[ $word == kill ]]; then break; fi
   sleep 0.1
