@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+
+import pytest
 
 from k3dspark import __version__
 
@@ -24,6 +27,11 @@ def provoke(ending: str) -> None:
         case "wait":
             print("ready", flush=True)
             sys.stdin.read()
+        case "place": open("/dev/null/x", "w")
+        case "script": print("\\u672a")
+        case "table":
+            from rich.console import Console
+            for line in range(100_000): Console().print(line)
         case "chatter":
             for line in range(100_000): print(line)
 
@@ -77,9 +85,10 @@ def test_interrupting_ends_with_one_line_and_status_130() -> None:
     assert (errors, process.returncode) == ("\ninterrupted\n", 130)
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+@pytest.mark.parametrize("ending", ["chatter", "table"])
+def test_a_reader_that_leaves_early_is_no_error(ending: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "provoke", "chatter"],
+        [sys.executable, "-c", PROGRAM, "provoke", ending],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -92,3 +101,50 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 def test_the_version_is_that_of_the_package() -> None:
     assert run("--version").stdout == f"k3dspark {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "--overhead-gb", "nan"),
+        ("train", "--out", "x", "--seed", "9" * 20),
+        ("train", "--out", "x", "--minutes", "inf"),
+    ],
+    ids=["nan", "beyond 64 bits", "infinite"],
+)
+def test_a_number_that_is_none_is_named(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert f"{arguments[-2]} {arguments[-1]}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_the_operating_system_refuses_is_told_with_its_place() -> None:
+    done = run("provoke", "place")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: /dev/null/x: Not a directory")
+
+
+def test_a_full_disk_behind_standard_output_is_told() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", PROGRAM, "provoke", "script"], stdout=full, stderr=subprocess.PIPE,
+                              text=True, check=False, timeout=60)  # fmt: skip
+    assert (done.returncode, "No space left on device" in done.stderr) == (2, True)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_output_that_its_encoding_lacks_is_escaped_and_a_closed_one_leads_nowhere() -> None:
+    command = [sys.executable, "-c", PROGRAM, "provoke", "script"]
+    latin = subprocess.run(command, capture_output=True, check=False, timeout=60,
+                           env={**os.environ, "PYTHONIOENCODING": "latin-1"})  # fmt: skip
+    assert (latin.stdout, latin.stderr, latin.returncode) == (b"\\u672a\n", b"", 0)
+    shell = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, check=False, timeout=60)
+    assert (shell.stderr, shell.returncode) == (b"", 0)
+
+
+def test_an_argument_that_is_no_text_is_refused() -> None:
+    done = subprocess.run([sys.executable.encode(), b"-c", PROGRAM.encode(), b"provoke", b"\xff"],
+                          capture_output=True, check=False, timeout=60)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: an argument is not text")

@@ -26,7 +26,8 @@ Dtype = Annotated[
     typer.Option("--dtype", help="Format of the weights; auto takes what is fastest here."),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="CPU threads.", show_default="as many as PyTorch chooses")
+    int | None,
+    typer.Option("--threads", min=1, max=4096, help="CPU threads.", show_default="as many as PyTorch chooses"),
 ]
 
 ScheduleName = Annotated[

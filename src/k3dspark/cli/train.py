@@ -49,6 +49,9 @@ def train(
     optimiser: Annotated[
         Literal["adamw", "muon"], typer.Option(help="muon learns more in a step, which costs more.")
     ] = "adamw",
+    weight_decay: Annotated[
+        float, typer.Option("--weight-decay", min=0.0, help="Decoupled decay of matrices: against learning by heart.")
+    ] = 0.0,
     layers: Annotated[int, typer.Option(min=1, help="Layers of the draft.")] = 3,
     draft_vocab: Annotated[int, typer.Option("--draft-vocab", min=16, help="Tokens the draft can propose.")] = 8192,
     markov_rank: Annotated[int, typer.Option("--markov-rank", min=1, help="Rank of the Markov head.")] = 64,
@@ -97,7 +100,8 @@ def train(
         regenerate=RegenerateSettings(seed=seed),
         settings=TrainSettings(
             steps=steps, sequences=sequences, anchors=anchors, learning_rate=learning_rate, optimiser=optimiser,
-            seed=seed, short=ShortBlocks(steps=short_steps, block_size=short_block), compute=compute,
+            weight_decay=weight_decay, seed=seed, compute=compute,
+            short=ShortBlocks(steps=short_steps, block_size=short_block),
         ),
     )  # fmt: skip
     if compute == "bf16" and not native_bf16():

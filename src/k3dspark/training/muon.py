@@ -17,8 +17,17 @@ from torch import Tensor
 class Muon(torch.optim.Optimizer):
     """For 2-D parameters. With several training processes each orthogonalises its share and broadcasts it."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, iterations: int = 5) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "iterations": iterations})
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        momentum: float = 0.95,
+        iterations: int = 5,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(
+            params, {"lr": lr, "momentum": momentum, "iterations": iterations, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -44,6 +53,7 @@ class Muon(torch.optim.Optimizer):
                         dist.broadcast(parameter.grad, index % world)
             for parameter in parameters:
                 if parameter.grad is not None:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     scale = 0.2 * max(parameter.shape) ** 0.5
                     parameter.add_(parameter.grad, alpha=-group["lr"] * scale)
 

@@ -45,6 +45,7 @@ class TrainSettings:
     anchors: int = 32
     learning_rate: float = 1e-3
     optimiser: str = "muon"
+    weight_decay: float = 0.0  # of matrices and tables, decoupled: each step takes rate x this share of them away
     warm_up: float = 0.04
     clip: float = 1.0
     seed: int = 0
@@ -255,6 +256,14 @@ def optimisers(model: K3DSparkModel, settings: TrainSettings) -> list[torch.opti
     rest = [p for n, p in trainable if not (p.dim() == 2 and n.startswith(("layers.", "context_proj")))]
     rate = settings.learning_rate
     if settings.optimiser != "muon":
-        return [torch.optim.AdamW([*matrices, *rest], lr=rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)]
-    adam = torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    return [Muon(matrices, rate), adam]
+        return [_adamw([*matrices, *rest], settings)]
+    return [Muon(matrices, rate, weight_decay=settings.weight_decay), _adamw(rest, settings)]
+
+
+def _adamw(parameters: list[torch.nn.Parameter], settings: TrainSettings) -> torch.optim.Optimizer:
+    """Norms and biases are not decayed."""
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=True)
