@@ -22,11 +22,12 @@ class ScoredToken:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one event adds; `finish` is "stop" or "length" at the end."""
+    """What one event adds; `finish` is "stop" or "length" at the end. `token_ids` are all since the last piece."""
 
     text: str = ""
     scored: tuple[ScoredToken, ...] = ()
     finish: str | None = None
+    token_ids: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.text or self.scored or self.finish)
@@ -43,7 +44,8 @@ class Answer:
         self._seen = len(echo)  # characters of text, the held back ones included
         self.text = ""
         self.scored: tuple[ScoredToken, ...] = ()
-        self.tokens = 0
+        self.token_ids: tuple[int, ...] = ()
+        self._sent = 0  # of `token_ids`
         self.finish: str | None = None
 
     def push(self, event: Event) -> Piece:
@@ -61,10 +63,18 @@ class Answer:
             if not self._filter.stopped:
                 shown += self._filter.finish()
             self.finish = "stop" if event.reason is FinishReason.STOP else "length"
-        self.tokens += len(event.token_ids)
+        self.token_ids += event.token_ids
         self.text += shown
         self.scored += tuple(scored)
-        return Piece(shown, tuple(scored), self.finish)
+        piece = Piece(shown, tuple(scored), self.finish, self.token_ids[self._sent :])
+        if piece:
+            self._sent = len(self.token_ids)
+        return piece
+
+    @property
+    def tokens(self) -> int:
+        """How many there are, those without text included."""
+        return len(self.token_ids)
 
     def _show(self, piece: str) -> str:
         self._seen += len(piece)

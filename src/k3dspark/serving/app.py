@@ -24,6 +24,7 @@ from k3dspark.serving.guard import BoundedBody, Keys, RequestLog
 from k3dspark.serving.schemas import ChatRequest, CompletionRequest
 from k3dspark.serving.service import Service
 from k3dspark.serving.stream import EventStream, while_connected
+from k3dspark.serving.tokenizing import add_tokenizing
 
 JOIN_SECONDS = 30.0  # for the engine to end the step it is in
 
@@ -41,6 +42,7 @@ def build_app(service: Service) -> ASGIApp:
     # No pages of documentation: theirs load scripts from elsewhere. /openapi.json stays.
     app = FastAPI(title="k3dspark", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_answers(app, service)
+    add_tokenizing(app, service)
     _add_operations(app, service)
     _add_errors(app)
     guarded: ASGIApp = BoundedBody(app, service.settings.limits)

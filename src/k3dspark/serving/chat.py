@@ -26,7 +26,9 @@ async def begin(service: Service, body: ChatRequest) -> Generation:
         {"role": "system" if message.role == "developer" else message.role, "content": message.text}
         for message in body.messages
     ]
-    return await service.begin(lambda: [service.tokens.encode_chat(messages)], params, body.n)
+    return await service.begin(
+        lambda: [service.tokens.encode_chat(messages)], params, body.n, token_ids=bool(body.return_token_ids)
+    )
 
 
 def _check_supported(body: ChatRequest) -> None:
@@ -42,12 +44,14 @@ def whole(service: Service, generation: Generation) -> dict[str, Any]:
     """The body of an answer that is not streamed; the generation is finished."""
     return {
         **_head(service, "chat.completion"),
+        **generation.prompt_ids(0),
         "choices": [
             {
                 "index": index,
                 "message": {"role": "assistant", "content": answer.text, "refusal": None},
                 "logprobs": logprobs(service.tokens, answer.scored),
                 "finish_reason": answer.finish,
+                **generation.ids(answer.token_ids),
             }
             for index, answer in enumerate(generation.answers)
         ],
@@ -63,7 +67,8 @@ async def chunks(service: Service, body: ChatRequest, generation: Generation) ->
         yield {**head, "choices": [_delta(index, {"role": "assistant", "content": ""}, None, None)]}
     async for index, piece in generation.pieces():
         delta = {"content": piece.text} if piece.text else {}
-        yield {**head, "choices": [_delta(index, delta, logprobs(service.tokens, piece.scored), piece.finish)]}
+        choice = _delta(index, delta, logprobs(service.tokens, piece.scored), piece.finish)
+        yield {**head, "choices": [choice | generation.ids(piece.token_ids)]}
     if body.stream_options is not None and body.stream_options.include_usage:
         yield {**head, "choices": [], "usage": generation.usage(), "metrics": generation.metrics()}
 

@@ -35,7 +35,7 @@ async def begin(service: Service, body: CompletionRequest) -> Generation:
         return [tokens.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     echoes = [p if isinstance(p, str) else tokens.text(_known(p, service)) for p in prompts] if body.echo else []
-    return await service.begin(encode, params, body.n, echoes)
+    return await service.begin(encode, params, body.n, echoes, token_ids=bool(body.return_token_ids))
 
 
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:
@@ -60,6 +60,8 @@ def whole(service: Service, generation: Generation) -> dict[str, Any]:
         **_head(service),
         "choices": [
             _choice(index, answer.text, logprobs(service.tokens, answer.scored), answer.finish)
+            | generation.ids(answer.token_ids)
+            | generation.prompt_ids(index)
             for index, answer in enumerate(generation.answers)
         ],
         "usage": generation.usage(),
@@ -71,7 +73,8 @@ async def chunks(service: Service, body: CompletionRequest, generation: Generati
     """The events of a streamed answer."""
     head = _head(service)
     async for index, piece in generation.pieces():
-        yield {**head, "choices": [_choice(index, piece.text, _scored(service, piece), piece.finish)]}
+        choice = _choice(index, piece.text, _scored(service, piece), piece.finish)
+        yield {**head, "choices": [choice | generation.ids(piece.token_ids)]}
     if body.stream_options is not None and body.stream_options.include_usage:
         yield {**head, "choices": [], "usage": generation.usage(), "metrics": generation.metrics()}
 

@@ -63,6 +63,8 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: str | None
+    token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
 
 
 class Completion(BaseModel):
@@ -86,6 +88,7 @@ class ChatChoice(BaseModel):
     message: ChatMessage
     logprobs: dict[str, Any] | None
     finish_reason: str | None
+    token_ids: list[int] | None = Field(None, description="With return_token_ids.")
 
 
 class ChatCompletion(BaseModel):
@@ -94,8 +97,19 @@ class ChatCompletion(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
     usage: Usage
     metrics: RequestMetrics
+
+
+class Tokenized(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Detokenized(BaseModel):
+    prompt: str
 
 
 class Health(BaseModel):

@@ -32,8 +32,10 @@ class Generation:
         params: SamplingParams,
         choices: int,
         echoes: Sequence[str] = (),
+        token_ids: bool = False,
     ) -> None:
         self._worker = worker
+        self._token_ids = token_ids
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.started = perf_counter()
         self.prompt_tokens = sum(len(prompt) for prompt in prompts)
@@ -73,6 +75,14 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         return sum(answer.tokens for answer in self.answers)
+
+    def ids(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """What a choice says of its ids, named as vLLM names them; nothing unless the client asked."""
+        return {"token_ids": list(token_ids)} if self._token_ids else {}
+
+    def prompt_ids(self, index: int) -> dict[str, Any]:
+        """The same for the prompt of a choice."""
+        return {"prompt_token_ids": list(self.jobs[index].prompt_ids)} if self._token_ids else {}
 
     def usage(self) -> dict[str, Any]:
         return {

@@ -84,14 +84,15 @@ def _plain(value: object) -> bool:
 
 
 class Keys:
-    """Refuses /v1 without one of the API keys. Every key is compared, in constant time."""
+    """Refuses /v1, /tokenize and /detokenize without one of the API keys. Each is compared, in constant time."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self.app = app
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and scope["path"].startswith("/v1") and not self._known(scope):
+        guarded = scope["type"] == "http" and scope["path"].startswith(("/v1", "/tokenize", "/detokenize"))
+        if guarded and self._digests and not self._known(scope):
             error = ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", "authentication_error",
                              code="invalid_api_key")  # fmt: skip
             await error.response()(scope, receive, send)

@@ -58,6 +58,7 @@ class GenerationRequest(Schema):
     repetition_penalty: Repetition | None = Field(None, description="1 is off.")
     stop_token_ids: TokenIds | None = None
     ignore_eos: StrictBool | None = Field(None, description="Go on past the end of the answer, for measurements.")
+    return_token_ids: StrictBool | None = Field(None, description="Also send the ids of the prompt and of the answer.")
 
     @field_validator("n", mode="before")
     @classmethod
@@ -104,3 +105,18 @@ class ChatRequest(GenerationRequest):
     tool_choice: Any = None
     functions: list[Any] | None = None
     response_format: dict[str, Any] | None = None
+
+
+class TokenizeRequest(Schema):
+    """POST /tokenize: a text, or a conversation as the template writes it."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+
+
+class DetokenizeRequest(Schema):
+    """POST /detokenize."""
+
+    model: Text | None = None
+    tokens: TokenIds

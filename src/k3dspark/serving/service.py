@@ -36,7 +36,7 @@ class Service:
         self.created = int(time.time())
         self.draining = False
         # Few threads of its own: every thread that ever tokenized keeps the tokenizer's caches.
-        self._encoders = ThreadPoolExecutor(ENCODERS, "k3dspark-tokenizer")
+        self.encoders = ThreadPoolExecutor(ENCODERS, "k3dspark-tokenizer")
         self._stop_ids = pair.stop_ids
 
     def check_open(self, model: str | None = None) -> None:
@@ -85,11 +85,12 @@ class Service:
         params: SamplingParams,
         n: int,
         echoes: Sequence[str] = (),
+        token_ids: bool = False,
     ) -> Generation:
         """Tokenize and submit. Raises `ApiError` for prompts that do not fit, and when too many requests wait."""
         limits = self.settings.limits
         try:
-            encoded = await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
+            encoded = await asyncio.get_running_loop().run_in_executor(self.encoders, encode)
             check_choices(len(encoded), n, limits.choices)
             for prompt in encoded:
                 if limits.prompt_tokens is not None and len(prompt) > limits.prompt_tokens:
@@ -104,7 +105,7 @@ class Service:
         waiting = len(self.worker.jobs) + len(prompts) * n - self.settings.running
         if waiting > limits.queue:
             raise errors.busy(max(len(self.worker.jobs) - self.settings.running, 0))
-        return Generation(self.worker, self.tokens, prompts, params, n, echoes)
+        return Generation(self.worker, self.tokens, prompts, params, n, echoes, token_ids)
 
 
 def _first(value: Value | None, default: Value) -> Value:
