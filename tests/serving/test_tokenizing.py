@@ -51,3 +51,10 @@ def test_keys_guard_them_too(pair: ModelPair) -> None:
         assert locked.refused("/tokenize", {"prompt": "x"})[0] == 401
         allowed = locked.post("/tokenize", {"prompt": "x"}, headers={"Authorization": "Bearer secret"})
         assert allowed.status_code == 200
+
+
+def test_tokens_of_logprobs_are_named_by_id_when_asked_for(server: Running) -> None:
+    asked = {"max_tokens": 8, "logprobs": 2, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    choice = server.complete("Once", **asked)["choices"][0]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert all(name.startswith("token_id:") for best in choice["logprobs"]["top_logprobs"] for name in best)

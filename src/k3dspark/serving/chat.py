@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from k3dspark.serving.answer import ScoredToken
 from k3dspark.serving.errors import invalid
-from k3dspark.serving.generation import Generation
+from k3dspark.serving.generation import Generation, Namer
 from k3dspark.serving.schemas import ChatRequest
 from k3dspark.serving.service import Service
 from k3dspark.serving.tokens import Tokens
@@ -26,9 +26,7 @@ async def begin(service: Service, body: ChatRequest) -> Generation:
         {"role": "system" if message.role == "developer" else message.role, "content": message.text}
         for message in body.messages
     ]
-    return await service.begin(
-        lambda: [service.tokens.encode_chat(messages)], params, body.n, token_ids=bool(body.return_token_ids)
-    )
+    return await service.begin(lambda: [service.tokens.encode_chat(messages)], params, body)
 
 
 def _check_supported(body: ChatRequest) -> None:
@@ -49,7 +47,7 @@ def whole(service: Service, generation: Generation) -> dict[str, Any]:
             {
                 "index": index,
                 "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": logprobs(service.tokens, answer.scored),
+                "logprobs": logprobs(service.tokens, generation.namer, answer.scored),
                 "finish_reason": answer.finish,
                 **generation.ids(answer.token_ids),
             }
@@ -67,7 +65,7 @@ async def chunks(service: Service, body: ChatRequest, generation: Generation) ->
         yield {**head, "choices": [_delta(index, {"role": "assistant", "content": ""}, None, None)]}
     async for index, piece in generation.pieces():
         delta = {"content": piece.text} if piece.text else {}
-        choice = _delta(index, delta, logprobs(service.tokens, piece.scored), piece.finish)
+        choice = _delta(index, delta, logprobs(service.tokens, generation.namer, piece.scored), piece.finish)
         yield {**head, "choices": [choice | generation.ids(piece.token_ids)]}
     if body.stream_options is not None and body.stream_options.include_usage:
         yield {**head, "choices": [], "usage": generation.usage(), "metrics": generation.metrics()}
@@ -81,15 +79,15 @@ def _head(service: Service, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": service.model}
 
 
-def logprobs(tokens: Tokens, scored: Sequence[ScoredToken]) -> dict[str, Any] | None:
+def logprobs(tokens: Tokens, name: Namer, scored: Sequence[ScoredToken]) -> dict[str, Any] | None:
     """The chat endpoint's shape: one entry a token; None when log-probabilities were not asked for."""
     if not scored:
         return None
     return {
         "content": [
             {
-                **_named(tokens, s.token_id, s.score.logprob),
-                "top_logprobs": [_named(tokens, token, value) for token, value in s.score.best],
+                **_named(tokens, name, s.token_id, s.score.logprob),
+                "top_logprobs": [_named(tokens, name, token, value) for token, value in s.score.best],
             }
             for s in scored
         ],
@@ -97,5 +95,5 @@ def logprobs(tokens: Tokens, scored: Sequence[ScoredToken]) -> dict[str, Any] | 
     }
 
 
-def _named(tokens: Tokens, token_id: int, logprob: float) -> dict[str, Any]:
-    return {"token": tokens.name(token_id), "logprob": logprob, "bytes": tokens.bytes_of(token_id)}
+def _named(tokens: Tokens, name: Namer, token_id: int, logprob: float) -> dict[str, Any]:
+    return {"token": name(token_id), "logprob": logprob, "bytes": tokens.bytes_of(token_id)}

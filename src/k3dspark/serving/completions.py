@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from uuid import uuid4
 
-from k3dspark.serving.answer import Piece, ScoredToken
+from k3dspark.serving.answer import ScoredToken
 from k3dspark.serving.errors import invalid
-from k3dspark.serving.generation import Generation
+from k3dspark.serving.generation import Generation, Namer
 from k3dspark.serving.schemas import CompletionRequest
 from k3dspark.serving.service import Service
-from k3dspark.serving.tokens import Tokens
 
 MAX_TOKENS = 16  # OpenAI's default for this endpoint
 
@@ -35,7 +34,7 @@ async def begin(service: Service, body: CompletionRequest) -> Generation:
         return [tokens.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     echoes = [p if isinstance(p, str) else tokens.text(_known(p, service)) for p in prompts] if body.echo else []
-    return await service.begin(encode, params, body.n, echoes, token_ids=bool(body.return_token_ids))
+    return await service.begin(encode, params, body, echoes)
 
 
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:
@@ -59,7 +58,7 @@ def whole(service: Service, generation: Generation) -> dict[str, Any]:
     return {
         **_head(service),
         "choices": [
-            _choice(index, answer.text, logprobs(service.tokens, answer.scored), answer.finish)
+            _choice(index, answer.text, logprobs(generation.namer, answer.scored), answer.finish)
             | generation.ids(answer.token_ids)
             | generation.prompt_ids(index)
             for index, answer in enumerate(generation.answers)
@@ -73,14 +72,10 @@ async def chunks(service: Service, body: CompletionRequest, generation: Generati
     """The events of a streamed answer."""
     head = _head(service)
     async for index, piece in generation.pieces():
-        choice = _choice(index, piece.text, _scored(service, piece), piece.finish)
+        choice = _choice(index, piece.text, logprobs(generation.namer, piece.scored), piece.finish)
         yield {**head, "choices": [choice | generation.ids(piece.token_ids)]}
     if body.stream_options is not None and body.stream_options.include_usage:
         yield {**head, "choices": [], "usage": generation.usage(), "metrics": generation.metrics()}
-
-
-def _scored(service: Service, piece: Piece) -> dict[str, Any] | None:
-    return logprobs(service.tokens, piece.scored)
 
 
 def _head(service: Service) -> dict[str, Any]:
@@ -92,13 +87,13 @@ def _choice(index: int, text: str, scores: dict[str, Any] | None, finish: str | 
     return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
 
 
-def logprobs(tokens: Tokens, scored: Sequence[ScoredToken]) -> dict[str, Any] | None:
+def logprobs(name: Namer, scored: Sequence[ScoredToken]) -> dict[str, Any] | None:
     """The completions endpoint's shape: parallel lists; None when log-probabilities were not asked for."""
     if not scored:
         return None
     return {
-        "tokens": [tokens.name(s.token_id) for s in scored],
+        "tokens": [name(s.token_id) for s in scored],
         "token_logprobs": [s.score.logprob for s in scored],
-        "top_logprobs": [{tokens.name(token): value for token, value in s.score.best} for s in scored],
+        "top_logprobs": [{name(token): value for token, value in s.score.best} for s in scored],
         "text_offset": [s.offset for s in scored],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -16,6 +16,13 @@ from k3dspark.serving.answer import Answer, Piece
 from k3dspark.serving.errors import fault, invalid
 from k3dspark.serving.tokens import Tokens
 from k3dspark.serving.worker import Event, Job, Worker
+
+Namer = Callable[[int], str]
+
+
+def numbered(token_id: int) -> str:
+    """A token's name for clients that want its id, as vLLM writes it."""
+    return f"token_id:{token_id}"
 
 
 class Generation:
@@ -32,10 +39,13 @@ class Generation:
         params: SamplingParams,
         choices: int,
         echoes: Sequence[str] = (),
+        *,
         token_ids: bool = False,
+        number_tokens: bool = False,
     ) -> None:
         self._worker = worker
         self._token_ids = token_ids
+        self.namer: Namer = numbered if number_tokens else tokens.name
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.started = perf_counter()
         self.prompt_tokens = sum(len(prompt) for prompt in prompts)

@@ -59,6 +59,7 @@ class GenerationRequest(Schema):
     stop_token_ids: TokenIds | None = None
     ignore_eos: StrictBool | None = Field(None, description="Go on past the end of the answer, for measurements.")
     return_token_ids: StrictBool | None = Field(None, description="Also send the ids of the prompt and of the answer.")
+    return_tokens_as_token_ids: StrictBool | None = Field(None, description="Name tokens in logprobs token_id:N.")
 
     @field_validator("n", mode="before")
     @classmethod

@@ -83,15 +83,14 @@ class Service:
         self,
         encode: Callable[[], Sequence[Sequence[int]]],
         params: SamplingParams,
-        n: int,
+        body: GenerationRequest,
         echoes: Sequence[str] = (),
-        token_ids: bool = False,
     ) -> Generation:
         """Tokenize and submit. Raises `ApiError` for prompts that do not fit, and when too many requests wait."""
         limits = self.settings.limits
         try:
             encoded = await asyncio.get_running_loop().run_in_executor(self.encoders, encode)
-            check_choices(len(encoded), n, limits.choices)
+            check_choices(len(encoded), body.n, limits.choices)
             for prompt in encoded:
                 if limits.prompt_tokens is not None and len(prompt) > limits.prompt_tokens:
                     raise errors.invalid(
@@ -102,10 +101,13 @@ class Service:
         except BadInput as error:
             raise errors.refused(error) from error
         self.check_open()  # tokenizing took time
-        waiting = len(self.worker.jobs) + len(prompts) * n - self.settings.running
+        waiting = len(self.worker.jobs) + len(prompts) * body.n - self.settings.running
         if waiting > limits.queue:
             raise errors.busy(max(len(self.worker.jobs) - self.settings.running, 0))
-        return Generation(self.worker, self.tokens, prompts, params, n, echoes, token_ids)
+        return Generation(
+            self.worker, self.tokens, prompts, params, body.n, echoes,
+            token_ids=bool(body.return_token_ids), number_tokens=bool(body.return_tokens_as_token_ids),
+        )  # fmt: skip
 
 
 def _first(value: Value | None, default: Value) -> Value:
