@@ -30,13 +30,19 @@ class StoredTensor:
     entry: TensorEntry
 
 
+def no_model_at(directory: Path) -> BadInput:
+    """The error for a place that should be a model's directory and is none."""
+    what = f"{directory} is not a directory" if directory.exists() else f"there is no directory {directory}"
+    return BadInput(what, "a model is a directory with config.json", "check the path, or get it: k3dspark fetch --help")
+
+
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a model directory: one or the shards of its index, then lm_head's if it is there.
 
     Raises `BadInput` when there are none, or when an index names a file outside the directory.
     """
     if not directory.is_dir():
-        raise BadInput(f"{directory} is not a directory", "a model is a directory with config.json", "check the path")
+        raise no_model_at(directory)
     if (directory / MODEL_FILE).exists() or not (directory / INDEX_FILE).exists():
         paths = [directory / MODEL_FILE]
         if not paths[0].exists():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from k3dspark.checkpoint.fields import describe
-from k3dspark.checkpoint.files import INDEX_FILE, LM_HEAD_FILE, MODEL_FILE, weight_files
+from k3dspark.checkpoint.files import INDEX_FILE, LM_HEAD_FILE, MODEL_FILE, no_model_at, weight_files
 from k3dspark.checkpoint.findings import Finding, error, warning
 from k3dspark.checkpoint.header import Header, MalformedFile, read_header
 from k3dspark.checkpoint.identity import PublicDraft, identify, unsaid_switches
@@ -85,7 +85,7 @@ def inspect_checkpoint(directory: Path, target: Path | None = None, verify: bool
     `BadInput` only when there is nothing to inspect.
     """
     if not directory.is_dir():
-        raise BadInput(f"{directory} is not a directory", "a model is a directory with config.json", "check the path")
+        raise no_model_at(directory)
     state = _State(directory)
     names = _names(directory)
     if not any(name == "config.json" or name.endswith((".safetensors", ".safetensors.index.json")) for name in names):

@@ -27,7 +27,7 @@ def calibrate(
             "--setting",
             metavar="KEY",
             help='A way of sampling, such as "temperature=0.7,top_p=0.9"; may be repeated.',
-            show_default="greedy, temperature=1, temperature=1,top_p=0.95",
+            show_default="greedy and two at temperature 1",
         ),
     ] = None,
     prompts: Annotated[

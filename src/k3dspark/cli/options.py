@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from k3dspark.checkpoint.files import no_model_at
 from k3dspark.errors import BadInput
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ PlainStep = Annotated[
 def require_draft(target: Path | None, draft: Path | None, no_draft: bool | None = None) -> None:
     """Raise `BadInput` for a target without its draft; `no_draft` is None where a command cannot do without one."""
     if target is not None and draft is None and not no_draft:
+        if not target.is_dir():
+            raise no_model_at(target)
         raise BadInput(
             f"no draft for {target}",
             "the embedded draft fits the embedded target only",

@@ -22,6 +22,7 @@ class _Bar:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
+        self._last_line = time.monotonic()
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -64,7 +65,7 @@ class Bytes(_Bar):
                     self._bar.remove_task(self._task)
                 self._task = self._bar.add_task(stage, total=total)
             self._bar.update(self._task, completed=done, total=total)
-        elif stage != self._stage or time.monotonic() - self._last_line >= LINE_SECONDS:
+        elif done == total or time.monotonic() - self._last_line >= LINE_SECONDS:
             self._last_line = time.monotonic()
             print(f"{stage}: {done:,} of {total:,} bytes", file=sys.stderr, flush=True)
         self._stage = stage
@@ -84,7 +85,7 @@ class Count(_Bar):
         return [MofNCompleteColumn()]
 
     def __enter__(self) -> Self:
-        self._started = self._last_line = time.monotonic()
+        self._started = time.monotonic()
         super().__enter__()
         if self._bar is not None:
             self._task = self._bar.add_task(self.what, total=self.total)

@@ -88,7 +88,9 @@ def find_model(url: str, api_key: str | None = None) -> str:
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         raise EngineFault(
-            f"cannot ask {url} for its models", str(error) or type(error).__name__, "check --url and --api-key"
+            f"cannot ask {url} for its models",
+            str(error) or type(error).__name__,
+            "start the server, or correct --url" if isinstance(error, httpx.ConnectError) else "check --url and --api-key",
         ) from error
 
 

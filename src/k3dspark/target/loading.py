@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from k3dspark.checkpoint.files import no_model_at
 from k3dspark.checkpoint.kimi_k3 import is_kimi_k3
 from k3dspark.errors import BadInput
 from k3dspark.model.packed import native_bf16
@@ -87,8 +88,7 @@ def model_directory(directory: str | Path) -> Path:
     """The path as given. Raises `BadInput` unless it is a directory."""
     path = Path(directory).expanduser()
     if not path.is_dir():
-        what = f"{path} is not a directory" if path.exists() else f"there is no directory {path}"
-        raise BadInput(what, "a model is a directory with config.json and safetensors", "check the path")
+        raise no_model_at(path)
     return path
 
 
