@@ -84,7 +84,7 @@ def test_one_domain_is_measured_alone(pair: list[str], prompts: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--temperature", "-1"], "temperature is -1.0"), (["--temperature", "nan"], "temperature is nan"),
+    [(["--temperature", "-1"], "temperature is -1.0"), (["--temperature", "nan"], "--temperature nan"),
      (["--domain", "milk"], "no prompt of domain 'milk'"), (["--report", "."], "cannot write")],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_before_a_model_is_loaded(
@@ -95,7 +95,8 @@ def test_what_cannot_be_measured_is_refused_before_a_model_is_loaded(
     assert words in done.stderr
 
 
-def test_a_target_without_its_draft_is_refused(prompts: str) -> None:
-    done = evaluate("--target", "/nowhere", prompts)
+def test_a_target_without_its_draft_is_refused_once_it_is_there(prompts: str, tmp_path: Path) -> None:
+    done = evaluate("--target", str(tmp_path), prompts)
     assert done.exit_code == 2
-    assert "no draft for /nowhere" in done.stderr
+    assert f"no draft for {tmp_path}" in done.stderr
+    assert "there is no directory /nowhere" in evaluate("--target", "/nowhere", prompts).stderr
