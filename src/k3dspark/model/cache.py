@@ -43,6 +43,11 @@ class LatentCache:
         """5,760 at Kimi K3 geometry in bf16."""
         return self.layers * self.row_width * self._dtype.itemsize
 
+    @property
+    def allocated_bytes(self) -> int:
+        """What the blocks take: at most one block more than the tokens held."""
+        return len(self._blocks) * self.block_tokens * self.bytes_per_token
+
     def append(self, rows: Tensor) -> None:
         """Add rows [L, T, W] after the last one. Raises `BadInput` on another shape."""
         if rows.dim() != 3 or rows.shape[0] != self.layers or rows.shape[2] != self.row_width:
@@ -72,6 +77,17 @@ class LatentCache:
             )
         self._length = length
         del self._blocks[-(-length // self.block_tokens) :]
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """A copy [L, stop - start, W] of the rows of tokens `start` … `stop - 1`."""
+        copied = torch.empty(self.layers, stop - start, self.row_width, dtype=self._dtype, device=self._device)
+        while start < stop:
+            block, offset = divmod(start, self.block_tokens)
+            count = min(self.block_tokens - offset, stop - start)
+            place = copied.shape[1] - (stop - start)
+            copied[:, place : place + count] = self._blocks[block][:, offset : offset + count]
+            start += count
+        return copied
 
     def chunks(self, layer: int) -> list[Tensor]:
         """Views [n_i, W] of one layer's rows in order; empty when the cache is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -13,10 +13,11 @@ from k3dspark.model.cache import LatentCache
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.heads import ConfidenceHead, Embedding, MarkovHead
 from k3dspark.model.layers import Linear, RMSNorm, SwiGLU
+from k3dspark.model.mapped import MappedFile
 from k3dspark.model.mla import Angles, LatentAttention
-from k3dspark.model.packed import PackedLinear
 from k3dspark.model.proposal import DraftSampling, Proposal
 from k3dspark.model.rope import Rope
+from k3dspark.model.streamed import LinearMap, lay_out
 
 
 class DraftLayer(nn.Module):
@@ -59,7 +60,8 @@ class K3DSparkModel(nn.Module):
         self.register_buffer("d2t", None if full else torch.empty(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("lm_head", lm_head, persistent=False)
         self.rope = Rope.from_parameters(config.qk_rope_head_dim, config.rope_parameters)
-        self._packed_head: PackedLinear | None = None
+        self._packed_head: LinearMap | None = None
+        self.files: tuple[MappedFile, ...] = ()  # that parameters are views of
 
     @property
     def block_size(self) -> int:
@@ -77,16 +79,28 @@ class K3DSparkModel(nn.Module):
         return self.context_proj.weight.dtype
 
     def pack(self) -> K3DSparkModel:
-        """Lay the weights out for inference on a CPU (a second copy; weights must not change afterwards)."""
+        """Lay the weights out for inference on a CPU (a second copy; weights must not change afterwards).
+
+        Pages of mapped files are given back on the way, so that there is no second copy of these.
+        """
         self.requires_grad_(False)
+        if self.lm_head is not None:  # the largest first, while nothing else is there twice
+            self._packed_head = lay_out(self.lm_head)
+            self._give_back([self.lm_head])
         self.context_proj.pack()
+        self._give_back(self.context_proj.parameters())
         for layer in self.stack:
             layer.self_attn.pack()
             layer.mlp.pack()
+            self._give_back(layer.parameters())
         self.markov_head.pack()
-        if self.lm_head is not None:
-            self._packed_head = PackedLinear(self.lm_head)
+        self._give_back([self.markov_head.markov_w2.weight])
         return self
+
+    def _give_back(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            for file in self.files:
+                file.give_back(tensor)
 
     def new_cache(self, block_tokens: int = 4096) -> LatentCache:
         """An empty context cache in this model's dtype and on its device."""

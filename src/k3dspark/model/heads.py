@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.packed import PackedLinear
+from k3dspark.model.streamed import LinearMap, StreamedLinear, can_stream
 
 
 class Embedding(nn.Module):
@@ -38,12 +39,15 @@ class MarkovHead(nn.Module):
             self.gate_proj = nn.Linear(d + rank, rank)
         elif self.kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + d, 3 * rank)
-        self._packed_w2: PackedLinear | None = None
+        self._packed_w2: LinearMap | None = None
 
     def pack(self) -> None:
-        """Keep W2 in fp32, laid out once: converting it at every slot would cost more than the product."""
+        """Lay W2 out for products in fp32, once: converting it at every slot would cost more than the product."""
         weight = self.markov_w2.weight
-        self._packed_w2 = PackedLinear(weight.to(torch.promote_types(weight.dtype, torch.float32)))
+        if can_stream(weight):
+            self._packed_w2 = StreamedLinear(weight)
+        else:
+            self._packed_w2 = PackedLinear(weight.to(torch.promote_types(weight.dtype, torch.float32)))
 
     def start(self, batch: tuple[int, ...]) -> Tensor | None:
         """The state before slot 0: zeros [*batch, r] for rnn, None otherwise."""

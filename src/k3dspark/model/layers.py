@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from k3dspark.model.ops import rms_norm
-from k3dspark.model.packed import PackedLinear
+from k3dspark.model.streamed import LinearMap, lay_out
 
 
 class Linear(nn.Module):
@@ -17,10 +17,10 @@ class Linear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self._packed: PackedLinear | None = None
+        self._packed: LinearMap | None = None
 
     def pack(self) -> None:
-        self._packed = PackedLinear(self.weight)
+        self._packed = lay_out(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight) if self._packed is None else self._packed(x)
@@ -46,10 +46,10 @@ class SwiGLU(nn.Module):
         self.gate_proj = Linear(width, inner)
         self.up_proj = Linear(width, inner)
         self.down_proj = Linear(inner, width)
-        self._gate_up: PackedLinear | None = None
+        self._gate_up: LinearMap | None = None
 
     def pack(self) -> None:
-        self._gate_up = PackedLinear(torch.cat([self.gate_proj.weight, self.up_proj.weight]))
+        self._gate_up = lay_out(self.gate_proj.weight, self.up_proj.weight)
         self.down_proj.pack()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from k3dspark.checkpoint.files import (
@@ -30,8 +29,10 @@ from k3dspark.checkpoint.rules import require
 from k3dspark.errors import BadInput
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
+from k3dspark.model.mapped import MappedFile
 from k3dspark.model.rope import Rope
 
+PART = 1 << 24  # numbers copied before their pages are given back
 _MISFIT = "config.json and the weights belong to different models, or one is damaged; fetch both again"
 
 
@@ -41,12 +42,15 @@ def load_draft(
     target_embed: Tensor | None = None,
     target_lm_head: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    mapped: bool = False,
 ) -> K3DSparkModel:
     """The draft in a directory, ready for inference or training.
 
     Reads model.safetensors (or its shards) and lm_head.safetensors. What the directory lacks of the embedding and the
     lm_head is taken from the target's tensors [V, d], without a copy where the dtype agrees. `dtype` None keeps the
-    stored one. Raises `BadInput` for anything missing, surplus, misshapen or of another dtype than config.json says.
+    stored one. `mapped` leaves tensors of this dtype in the mapped files, for inference: nothing is read before it is
+    used, and `pack` gives the pages back. Raises `BadInput` for anything missing, surplus, misshapen or of another
+    dtype than config.json says.
     """
     directory = Path(directory)
     config = config or K3DSparkConfig.from_file(directory)
@@ -57,11 +61,12 @@ def load_draft(
         specs.pop(EMBEDDING, None)
     _require_match(stored, specs)
 
-    tensors = _read(stored, dtype)
+    files = _Files(mapped)
+    tensors = files.read(stored, dtype)
     dtype = dtype or next(t.dtype for t in tensors.values() if t.is_floating_point())
     if EMBEDDING not in tensors:
         tensors[EMBEDDING] = _from_target(target_embed, config, dtype, "embed_tokens")
-    head = _head(directory, config, stored_head, tensors[EMBEDDING], target_lm_head, dtype)
+    head = _head(directory, config, stored_head, files, tensors[EMBEDDING], target_lm_head, dtype)
     if "d2t" in tensors:
         _require_token_ids(tensors["d2t"], config)
         head = head[tensors["d2t"]]
@@ -70,6 +75,7 @@ def load_draft(
         model = K3DSparkModel(config)
     model.load_state_dict(tensors, strict=True, assign=True)
     model.lm_head = head
+    model.files = files.mapped_files
     model.rope = Rope.from_parameters(config.qk_rope_head_dim, config.rope_parameters)  # a real one: it was on meta
     return model
 
@@ -105,37 +111,53 @@ def _require_match(stored: dict[str, StoredTensor], specs: dict[str, TensorSpec]
         )
 
 
-def _read(stored: dict[str, StoredTensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    tensors = {}
-    by_path: dict[Path, list[StoredTensor]] = {}
-    for tensor in stored.values():
-        by_path.setdefault(tensor.path, []).append(tensor)
-    for path, members in by_path.items():
+class _Files:
+    """Tensors out of safetensors files, never two copies of one: read into memory of their own, or left mapped."""
+
+    def __init__(self, mapped: bool) -> None:
+        self._keep = mapped
+        self._open: dict[Path, MappedFile] = {}
+
+    @property
+    def mapped_files(self) -> tuple[MappedFile, ...]:
+        return tuple(self._open.values()) if self._keep else ()
+
+    def read(self, stored: dict[str, StoredTensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+        """By canonical name; floating-point ones in `dtype`, if given."""
+        return {name: self._tensor(tensor, dtype) for name, tensor in stored.items()}
+
+    def _tensor(self, stored: StoredTensor, dtype: torch.dtype | None) -> Tensor:
         try:
-            with safe_open(path, framework="pt") as file:
-                for member in members:
-                    value = file.get_tensor(member.entry.name)
-                    wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
-                    # A copy, not a view of the mapped file: tensors lie there on odd two-byte boundaries.
-                    tensors[member.name] = value.to(wanted, copy=True)
-        except Exception as error:  # safetensors' own type is not a subclass of anything narrower
-            if isinstance(error, MemoryError):
-                raise
-            raise BadInput(f"{path} cannot be read", f"{type(error).__name__}: {error}", "fetch it again") from error
-    return tensors
+            if stored.path not in self._open:
+                self._open[stored.path] = MappedFile(stored.path)
+            file = self._open[stored.path]
+            value = file.tensor(stored.entry)
+            wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
+            if self._keep and wanted == value.dtype:
+                return value
+            # A copy, not a view of the mapped file: tensors lie there on odd two-byte boundaries.
+            copy = torch.empty(value.shape, dtype=wanted)
+            for ours, theirs in zip(copy.view(-1).split(PART), value.view(-1).split(PART), strict=True):
+                ours.copy_(theirs)
+                file.give_back(theirs)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise BadInput(f"{stored.path} cannot be read", reason, "fetch it again") from error
+        return copy
 
 
 def _head(
     directory: Path,
     config: K3DSparkConfig,
     stored: StoredTensor | None,
+    files: _Files,
     embed: Tensor,
     target_lm_head: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
     if stored is not None:
         _require_match({LM_HEAD: stored}, {LM_HEAD: lm_head_tensor(config.mapping())})
-        return _read({LM_HEAD: stored}, dtype)[LM_HEAD]
+        return files.read({LM_HEAD: stored}, dtype)[LM_HEAD]
     if config.tie_word_embeddings:
         return embed
     if target_lm_head is not None:

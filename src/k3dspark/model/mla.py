@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.layers import Linear, RMSNorm
 from k3dspark.model.ops import attend_latent, rotate_interleaved
-from k3dspark.model.packed import PackedLinear
+from k3dspark.model.streamed import LinearMap, can_stream, lay_out
 
 Angles = tuple[Tensor, Tensor]
 
@@ -34,13 +34,17 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = RMSNorm(self.rank, eps)
         self.kv_b_proj = Linear(self.rank, self.heads * (self.nope + self.value))
         self.o_proj = Linear(self.heads * self.value, d)
-        self._fused_a: PackedLinear | None = None
+        self._fused_a: LinearMap | None = None
         self._absorbed: tuple[Tensor, Tensor] | None = None
 
     def pack(self) -> None:
         """Lay weights out for inference: q_a and kv_a in one map, the two halves of kv_b apart."""
-        self._fused_a = PackedLinear(torch.cat([self.q_a_proj.weight, self.kv_a_proj_with_mqa.weight]))
-        self._absorbed = tuple(t.detach().contiguous() for t in self._up_projections())  # type: ignore[assignment]
+        self._fused_a = lay_out(self.q_a_proj.weight, self.kv_a_proj_with_mqa.weight)
+        halves = (half.detach() for half in self._up_projections())
+        if can_stream(self.kv_b_proj.weight):  # small, and batched products have no 16-bit form that is fast here
+            halves = (half.float() for half in halves)
+        up_key, up_value = (half.contiguous() for half in halves)
+        self._absorbed = up_key, up_value
         self.q_b_proj.pack()
         self.o_proj.pack()
 
@@ -61,14 +65,14 @@ class LatentAttention(nn.Module):
         q_nope, q_rope = self._queries(q_a, angles)  # [B, K, H, ·]
         up_key, up_value = self._absorbed if self._absorbed is not None else self._up_projections()
         # q̃_h = (W^UK_h)ᵀ q^n_h: one batched product over heads.
-        lifted = torch.einsum("bkhn,hnr->bkhr", q_nope, up_key)
-        query = torch.cat([lifted, q_rope], -1).flatten(1, 2)  # [B, K*H, W]
+        lifted = torch.einsum("bkhn,hnr->bkhr", q_nope.to(up_key.dtype), up_key)
+        query = torch.cat([lifted, q_rope.to(up_key.dtype)], -1).flatten(1, 2)  # [B, K*H, W]
         mask = None if block_mask is None else block_mask.repeat_interleave(self.heads, 0)  # [K*H, K]
         mixed = torch.stack(
             [attend_latent(query[b], context[b], rows[b], self.scale, self.rank, mask) for b in range(batch)]
         ).view(batch, slots, self.heads, self.rank)
         heads = torch.einsum("bkhr,hvr->bkhv", mixed, up_value)
-        return self.o_proj(heads.flatten(-2))
+        return self.o_proj(heads.flatten(-2).to(z.dtype))
 
     def expanded(
         self, z: Tensor, angles: Angles, context: Tensor, visible: Tensor, block_mask: Tensor | None

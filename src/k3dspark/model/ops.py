@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from k3dspark.model.packed import native_bf16
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x·(mean(x²)+ε)^(-1/2) in fp32, cast to the input's dtype, then times the weight (spec §A.8; this order)."""
@@ -33,25 +35,31 @@ def attend_latent(
 
     query [Q, W], context chunks of [n_i, W] (all visible), block rows [K, W], block_mask bool [Q, K] or None
     → [Q, rank]. Scores and softmax in fp32 (fp64 for fp64 input). Chunks are merged by log-sum-exp, so the
-    workspace is bounded by the largest chunk (spec §A.5, split softmax).
+    workspace is bounded by the largest chunk (spec §A.5, split softmax). Rows may be narrower than the query.
     """
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    given = query.dtype
+    wide = torch.float64 if given == torch.float64 else torch.float32
+    if given.itemsize == 2 and query.device.type == "cpu" and not native_bf16():
+        query = query.to(wide)  # where 16-bit products are emulated, fp32 is seven times as fast
+    block = block.to(query.dtype)
     scores = (query @ block.T).to(wide) * scale  # [Q, K]
     if block_mask is not None:
         scores = scores.masked_fill(~block_mask, float("-inf"))
     if len(context) == 1:  # the common case: one softmax over both parts
-        both = torch.cat([(query @ context[0].T).to(wide) * scale, scores], -1).softmax(-1).to(query.dtype)
-        split = context[0].shape[0]
-        return both[:, :split] @ context[0][:, :rank] + both[:, split:] @ block[:, :rank]
+        rows = context[0].to(query.dtype)
+        both = torch.cat([(query @ rows.T).to(wide) * scale, scores], -1).softmax(-1).to(query.dtype)
+        split = rows.shape[0]
+        return (both[:, :split] @ rows[:, :rank] + both[:, split:] @ block[:, :rank]).to(given)
     top = scores.amax(-1, keepdim=True)
     weights = (scores - top).exp()
     total, mixed = weights.sum(-1, keepdim=True), weights.to(query.dtype) @ block[:, :rank]
     mixed = mixed.to(wide)
-    for rows in context:
+    for chunk in context:
+        rows = chunk.to(query.dtype)
         scores = (query @ rows.T).to(wide) * scale
         new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
         weights, shrink = (scores - new_top).exp(), (top - new_top).exp()
         total = total * shrink + weights.sum(-1, keepdim=True)
         mixed = mixed * shrink + (weights.to(query.dtype) @ rows[:, :rank]).to(wide)
         top = new_top
-    return (mixed / total).to(query.dtype)
+    return (mixed / total).to(given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from k3dspark.model.draft import K3DSparkModel
 from k3dspark.model.layers import RMSNorm
@@ -55,4 +55,6 @@ def undo_rotation(draft: K3DSparkModel, rotation: Tensor) -> None:
             blocks = tuple(b * w.to(b.dtype) for b, w in zip(blocks, weights, strict=True))
             for w in weights:
                 w.fill_(1.0)
-        weight.copy_(torch.cat([block @ rotation.T for block in blocks], -1))
+        turned = torch.cat([block @ rotation.T for block in blocks], -1).to(weight.dtype)
+        # A tensor of its own: `pack` drops the pages of a mapped one.
+        draft.context_proj.weight = nn.Parameter(turned, requires_grad=weight.requires_grad)
