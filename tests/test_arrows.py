@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{room: set(_STACK[:index]) for index, room in enumerate(_STACK)},
     **{room: set(_STACK) for room in _ABOVE},
     **{room: {"checkpoint"} for room in _BESIDE},
+    "vllm_plugin": {"checkpoint", "model"},  # it runs inside vLLM, which has its own target and engine
     "runbook": {*_STACK, *_ABOVE, *_BESIDE},
     "cli": {*_STACK, *_ABOVE, *_BESIDE, "runbook"},
 }
