@@ -40,7 +40,7 @@ class Capacity:
     def admit(self, waiting: Sequence[Request], running: Sequence[Request], block: int) -> list[Request]:
         """Those of `waiting` that may be prefilled now: who has begun already, then the oldest as long as they fit."""
         begun = [r for r in waiting if r.handle is not None]
-        held = sum(rows_needed(r, block) for r in (*running, *begun))
+        held = needed_by([*running, *begun], block)
         places = len(running) + len(begun)
         admitted = []
         full = False  # nobody overtakes: a large prompt would never get its turn
@@ -62,13 +62,22 @@ class Capacity:
         if self.rows is None:
             return []
         holders = sorted((r for r in (*waiting, *running) if r.handle is not None), key=lambda r: r.id)
-        held = sum(rows_needed(r, block) for r in holders)
+        held = needed_by(holders, block)
         given_up = []
         while held > self.rows and len(holders) > 1:
             youngest = holders.pop()
             held -= rows_needed(youngest, block)
             given_up.append(youngest)
         return given_up
+
+    def spare(self, holders: Sequence[Request], block: int) -> int | None:
+        """Rows that `holders` leave free in their next round; None: no limit."""
+        return None if self.rows is None else max(self.rows - needed_by(holders, block), 0)
+
+
+def needed_by(requests: Sequence[Request], block: int) -> int:
+    """The sum of `rows_needed`."""
+    return sum(rows_needed(request, block) for request in requests)
 
 
 def rows_needed(request: Request, block: int) -> int:

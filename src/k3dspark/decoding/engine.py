@@ -11,6 +11,7 @@ import torch
 from k3dspark.decoding.admission import Capacity
 from k3dspark.decoding.params import SamplingParams, check_prompt
 from k3dspark.decoding.prefill import prefill
+from k3dspark.decoding.prefix import prefix_cache
 from k3dspark.decoding.request import FinishReason, Progress, Request, Result
 from k3dspark.decoding.round import Pair, decode_round
 from k3dspark.decoding.schedule import FullBlock, Scheduler
@@ -28,8 +29,9 @@ class Engine:
     for each request alone: with a target whose logits do not depend on how rows are batched, and verify lengths that
     do not depend on the load, a request then gives the same tokens alone and in any company. `draft_candidates`
     limits the draft's Markov loop to the best so many tokens of each slot. `decode` (ids to text) is needed for stop
-    strings only. `capacity` limits what runs at once; the rest waits. Raises `BadInput` when the draft was made for
-    another target.
+    strings only. `capacity` limits what runs at once; the rest waits. `prefix_rows` tokens of finished work are kept
+    for prompts that begin alike, as far as requests leave room in `capacity`. Raises `BadInput` when the draft was made
+    for another target, or rows of the target cannot be kept.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Engine:
         exact: bool = False,
         decode: Callable[[Sequence[int]], str] | None = None,
         capacity: Capacity | None = None,
+        prefix_rows: int | None = None,
     ) -> None:
         if prefill_chunk < 1:
             raise BadInput(f"prefill_chunk is {prefill_chunk}", "a chunk holds at least one token", "pass 1 or more")
@@ -52,6 +55,7 @@ class Engine:
         self._prefill_chunk = prefill_chunk
         self._decode = decode
         self._capacity = capacity or Capacity()
+        self.prefix = prefix_cache(target, prefix_rows) if prefix_rows is not None else None
         self._block = draft.config.block_size if draft is not None else 0
         self._ids = count()
         self._waiting: list[Request] = []
@@ -93,14 +97,19 @@ class Engine:
         """
         for request in self._capacity.surplus(self._waiting, self._running, self._block):
             self._preempt(request)
+        self._make_room()
         progress = decode_round(self._pair, self._running) if self._running else []
         self._release_finished()
         admitted = self._capacity.admit(self._waiting, self._running, self._block)
         if admitted:
-            started = prefill(self._pair, admitted, self._prefill_chunk, reserve=self._capacity.rows is None)
+            self._make_room(admitted)
+            reserve = self._capacity.rows is None
+            started = prefill(self._pair, admitted, self._prefill_chunk, reserve, self.prefix)
             for request in [p.request for p in started]:
                 self._waiting.remove(request)
                 self._running.append(request)
+            for request in [p.request for p in started if p.request.error is None]:
+                self._keep(request)  # those who wait with the same beginning must not run it again
             self._release_finished()
             progress += started
         return progress
@@ -149,6 +158,19 @@ class Engine:
             pass
         return stream.result
 
+    def _make_room(self, admitted: Sequence[Request] = ()) -> None:
+        if self.prefix is not None:
+            self.prefix.shrink(self._room(admitted))
+
+    def _room(self, admitted: Sequence[Request] = ()) -> int | None:
+        """Rows that requests leave free, with those of `admitted`, which are about to begin."""
+        holders = {r for r in (*self._waiting, *self._running) if r.handle is not None}
+        return self._capacity.spare([*holders, *(r for r in admitted if r.handle is None)], self._block)
+
+    def _keep(self, request: Request) -> None:
+        if self.prefix is not None:
+            self.prefix.store(request, self._room())
+
     def _preempt(self, request: Request) -> None:
         """Free the target rows of a request and let it wait; its tokens, statistics and context rows stay."""
         assert request.handle is not None
@@ -162,6 +184,8 @@ class Engine:
 
     def _release_finished(self) -> None:
         for request in [r for r in self._running if r.finished]:
+            if request.error is None:
+                self._keep(request)
             self._release(request)
 
     def _release(self, request: Request) -> None:

@@ -9,25 +9,24 @@ from time import perf_counter
 import torch
 
 from k3dspark.decoding.judge import judge
+from k3dspark.decoding.prefix import BLOCK, PrefixCache
 from k3dspark.decoding.request import Progress, Request
 from k3dspark.decoding.round import Pair, accept, extend_context, no_draft
 from k3dspark.target.protocol import RaggedRows
 
 
-def prefill(pair: Pair, waiting: Sequence[Request], chunk: int, reserve: bool = True) -> list[Progress]:
+def prefill(
+    pair: Pair, waiting: Sequence[Request], chunk: int, reserve: bool = True, prefix: PrefixCache | None = None
+) -> list[Progress]:
     """Run the next chunk of the oldest waiting prompt, and of the ones after it as long as `chunk` rows hold them.
 
-    A prompt is always cut at multiples of `chunk`, whoever runs beside it. The last row of a prompt gives the first
-    token, which becomes the anchor; these requests are in the result. So are those that come back from preemption,
-    without new tokens: they had their anchor before. `reserve` makes room for the whole answer at once.
+    A prompt is always cut at `chunk` rows from where `prefix` ends for it, whoever runs beside it. The last row of a
+    prompt gives the first token, which becomes the anchor; these requests are in the result. So are those that come
+    back from preemption, without new tokens: they had their anchor before. `reserve` makes room for the whole answer at
+    once.
     """
     started = perf_counter()
-    requests, lengths = choose(waiting, chunk)
-    for request in requests:
-        if request.handle is None:
-            request.handle = pair.target.open(len(request.prompt_ids) + request.limit if reserve else 0)
-            if request.context is None and pair.draft is not None:
-                request.context = pair.draft.new_cache()
+    requests, lengths = choose(pair, waiting, chunk, reserve, prefix)
     ids = [t for r, n in zip(requests, lengths, strict=True) for t in r.fill_ids(r.prefilled, n)]
     ends = list(accumulate(lengths))
     done = [r.prefilled + n == r.fill_length for r, n in zip(requests, lengths, strict=True)]
@@ -41,8 +40,9 @@ def prefill(pair: Pair, waiting: Sequence[Request], chunk: int, reserve: bool = 
         assert request.handle is not None
         pair.target.commit(request.handle, length)
         request.prefilled += length
-        if request.context is not None and request.context.length < request.prefilled and not request.new_ids:
-            request.fresh_taps = output.taps[end - length : end]  # not again for rows run before a preemption
+        missing = request.prefilled - request.context.length if request.context is not None else 0
+        if missing > 0 and not request.new_ids:  # not again for rows run before a preemption
+            request.fresh_taps = output.taps[end - missing : end]
     extend_context(pair, requests)
     complete = [request for request, is_done in zip(requests, done, strict=True) if is_done]
     progress = [Progress(r, ()) for r in complete if r.new_ids]
@@ -56,14 +56,27 @@ def prefill(pair: Pair, waiting: Sequence[Request], chunk: int, reserve: bool = 
     return progress
 
 
-def choose(waiting: Sequence[Request], chunk: int) -> tuple[list[Request], tuple[int, ...]]:
-    """The oldest request and those after it whose next chunk still fits into `chunk` rows, and their chunk lengths."""
+def choose(
+    pair: Pair, waiting: Sequence[Request], chunk: int, reserve: bool, prefix: PrefixCache | None
+) -> tuple[list[Request], tuple[int, ...]]:
+    """The oldest request and those after it whose next chunk still fits into `chunk` rows, and their chunk lengths.
+
+    Sequences are opened for them, with what `prefix` has of their beginnings.
+    """
     chosen: list[Request] = []
     lengths: list[int] = []
     for request in waiting:
-        length = min(chunk, request.fill_length - request.prefilled)
+        # Only now, not when it came: the request before it may have left this prefix.
+        blocks = prefix.match(request.fill_ids(0, request.fill_length)) if prefix and request.handle is None else []
+        length = min(chunk, request.fill_length - request.prefilled - BLOCK * len(blocks))
         if sum(lengths) + length > chunk:
             break
+        if request.handle is None:
+            request.handle = pair.target.open(len(request.prompt_ids) + request.limit if reserve else 0)
+            if request.context is None and pair.draft is not None:
+                request.context = pair.draft.new_cache()
+            if prefix is not None:
+                prefix.restore(request, blocks)
         chosen.append(request)
         lengths.append(length)
     return chosen, tuple(lengths)

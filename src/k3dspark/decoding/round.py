@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
+import torch.nn.functional as F
 
 from k3dspark.decoding.judge import Verdict, judge
 from k3dspark.decoding.request import FinishReason, Progress, Request
@@ -18,6 +19,8 @@ from k3dspark.model.draft import K3DSparkModel
 from k3dspark.model.proposal import DraftSampling, Proposal
 from k3dspark.target.protocol import RaggedRows, Target
 
+TILE = 8  # rows of a call of the draft's context projection where bits matter
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -28,6 +31,23 @@ class Pair:
     scheduler: Scheduler
     candidates: int | None = None  # the draft's Markov loop keeps this many base logits per slot; None: all
     isolate: bool = False  # draft for each request alone: its block then cannot depend on its neighbours' shapes
+
+    def context_rows(self, taps: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Context rows [L, T, W] of taps [T, N*d] at positions [T], which are consecutive when `isolate`d.
+
+        Kernels are chosen by shape. In tiles of one shape a row has the same bits however many rows came with it: it
+        may be computed in a prefill or in a round, and kept for another request.
+        """
+        assert self.draft is not None
+        if not self.isolate:
+            return self.draft.context_rows(taps, positions)
+        tiles = []
+        for low in range(0, len(taps), TILE):
+            part = taps[low : low + TILE]
+            tile = F.pad(part, (0, 0, 0, TILE - len(part)))
+            places = torch.arange(TILE, device=positions.device) + positions[low]
+            tiles.append(self.draft.context_rows(tile, places)[:, : len(part)])
+        return torch.cat(tiles, 1)
 
     def groups(self, requests: Sequence[Request]) -> list[Sequence[Request]]:
         """Requests that share one pass of the draft."""
@@ -71,7 +91,7 @@ def extend_context(pair: Pair, requests: Sequence[Request]) -> None:
         waits = [(r, r.context, r.fresh_taps) for r in group if r.context is not None and r.fresh_taps is not None]
         taps = torch.cat([t for _, _, t in waits])
         positions = torch.cat([torch.arange(c.length, c.length + len(t)) for _, c, t in waits])
-        rows = pair.draft.context_rows(taps, positions.to(taps.device))  # [L, T, W]
+        rows = pair.context_rows(taps, positions.to(taps.device))  # [L, T, W]
         for (request, context, _), part in zip(waits, rows.split([len(t) for _, _, t in waits], 1), strict=True):
             context.append(part)
             request.fresh_taps = None

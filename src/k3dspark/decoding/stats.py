@@ -22,6 +22,7 @@ class DecodeStats:
     reached_by_slot: list[int] = field(default_factory=list)  # verified, and every slot before it accepted
     accepted_by_slot: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of those, rows that an earlier request had left
     new_tokens: int = 0
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -99,6 +100,7 @@ class DecodeStats:
             reached_by_slot=_add(self.reached_by_slot, other.reached_by_slot),
             accepted_by_slot=_add(self.accepted_by_slot, other.accepted_by_slot),
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
             new_tokens=self.new_tokens + other.new_tokens,
             prefill_seconds=self.prefill_seconds + other.prefill_seconds,
             draft_seconds=self.draft_seconds + other.draft_seconds,

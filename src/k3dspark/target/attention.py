@@ -7,6 +7,7 @@ chunk that is wholly masked for a row has the weight exp(-1e30 - m) = 0 exactly,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,6 +40,35 @@ class KeyValueCache:
         grown[1, :, :held] = self.values
         self.keys, self.values = grown.unbind(0)
         self.complex_keys = torch.view_as_complex(self.keys.unflatten(-1, (-1, 2)))
+
+    def copy(self, start: int, count: int) -> torch.Tensor:
+        """Keys and values of `count` tokens, [2, layers, kv_heads, count, head_dim]."""
+        shape = (2, self.keys.shape[0], self.keys.shape[2], count, self.keys.shape[4])
+        copied = torch.empty(shape, device=self.keys.device)
+        for row, chunk, slots in self._pieces(start, count):
+            size = slots.stop - slots.start
+            copied[0, :, :, row : row + size] = self.keys[:, chunk, :, slots]
+            copied[1, :, :, row : row + size] = self.values[:, chunk, :, slots]
+        return copied
+
+    def append(self, rows: torch.Tensor) -> None:
+        """Add what `copy` gave after the committed tokens."""
+        count = rows.shape[3]
+        self.reserve(self.length + count)
+        for row, chunk, slots in self._pieces(self.length, count):
+            size = slots.stop - slots.start
+            self.keys[:, chunk, :, slots] = rows[0, :, :, row : row + size]
+            self.values[:, chunk, :, slots] = rows[1, :, :, row : row + size]
+        self.length += count
+
+    def _pieces(self, start: int, count: int) -> Iterator[tuple[int, int, slice]]:
+        """(index of the first token, chunk, slots of the chunk) for every chunk that these tokens touch."""
+        row = 0
+        while row < count:
+            chunk, slot = divmod(start + row, self.chunk)
+            size = min(count - row, self.chunk - slot)
+            yield row, chunk, slice(slot, slot + size)
+            row += size
 
 
 def chunk_mask(limits: torch.Tensor, group: int, chunks: int, chunk: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from k3dspark.model.packed import PackedLinear
 from k3dspark.target.attention import KeyValueCache, attend, chunk_mask
 from k3dspark.target.checks import check_finite, check_rows, check_taps, wrong_commit
 from k3dspark.target.layer import PackedLayer, RmsNorm, Workspace, padded_head, rotate, silu_product, unit_rows
-from k3dspark.target.protocol import RaggedRows, TargetOutput
+from k3dspark.target.protocol import RaggedRows, State, TargetOutput
 from k3dspark.target.sequences import Sequences
 from k3dspark.target.weights import LlamaWeights
 
@@ -162,6 +162,15 @@ class LlamaTarget:
         """Free the sequence."""
         self._sequences.close(sequence)
         self._pending.pop(sequence, None)
+
+    def copy_rows(self, sequence: int, start: int, count: int) -> State:
+        """Keys and values of the committed rows `start` … `start + count - 1`."""
+        return (self._sequences[sequence].copy(start, count),)
+
+    def paste_rows(self, sequence: int, state: State) -> None:
+        """Append copied rows: the bits that running their tokens here would have given."""
+        with torch.inference_mode():  # as the rows of a forward are written
+            self._sequences[sequence].append(*state)
 
     def forward(self, rows: RaggedRows) -> TargetOutput:
         """Run rows after the committed tokens of their sequences; provisional until `commit`.

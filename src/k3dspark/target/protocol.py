@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
+
+State = tuple[torch.Tensor, ...]  # what a target keeps of some rows
 
 
 @dataclass(frozen=True)
@@ -69,4 +71,20 @@ class Target(Protocol):
 
     def close(self, sequence: int) -> None:
         """Free the sequence."""
+        ...
+
+
+@runtime_checkable
+class CopiesRows(Target, Protocol):
+    """A target whose rows are made of nothing but what came before them, kept row by row: they can serve again.
+
+    A recurrent state stands for a whole sequence and cannot be cut, so not every target has these two.
+    """
+
+    def copy_rows(self, sequence: int, start: int, count: int) -> State:
+        """A copy of the committed rows `start` … `start + count - 1`."""
+        ...
+
+    def paste_rows(self, sequence: int, state: State) -> None:
+        """Append copied rows as committed ones: at the positions that they had, after the tokens that they had."""
         ...
