@@ -36,6 +36,7 @@ COMMANDS = (
     "tune",
     "monitor",
     "diagnose",
+    "accept",
 )
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
