@@ -57,6 +57,16 @@ def bench(
     ] = False,
     seed: Annotated[int, typer.Option(help="Of sampling and of arrivals.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds without anything from the server.")] = 600.0,
+    costs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also add the time of a step to this cost table of `k3dspark tune`."),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--draft-tokens", min=0, max=64, help="With --costs: the server's.", show_default="from its metrics"
+        ),
+    ] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with plots.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
@@ -69,6 +79,8 @@ def bench(
     loads = _numbers("--concurrency", concurrency, int)
     rates = _numbers("--rate", rate, float) if rate is not None else []
     prompts = read_prompts(prompt_file) if prompt_file is not None else PROMPTS
+    if costs is not None and rates:
+        raise BadInput("--costs with --rate", "a step is timed at a fixed number of requests", "pass --concurrency")
 
     from k3dspark.serving import load_report
     from k3dspark.serving.load import Exchange, LoadSettings, find_model, run_load
@@ -89,7 +101,7 @@ def bench(
         timeout_seconds=timeout,
     )
     plans = [replace(settings, rate=r) for r in rates] or [replace(settings, concurrency=int(c)) for c in loads]
-    results = []
+    results, steps = [], []
     for plan in plans:
         done = 0
 
@@ -99,10 +111,21 @@ def bench(
             if sys.stderr.isatty():
                 print(f"\r{done} of {requests} requests", end="", file=sys.stderr, flush=True)
 
-        results.append(load_report.summarise(plan, *run_load(plan, count)))
+        if costs is None:
+            exchanges, seconds = run_load(plan, count)
+        else:
+            from k3dspark.cli.bench_costs import timed_run
+
+            exchanges, seconds, step = timed_run(plan, draft_tokens, count)
+            steps.append(step)
+        results.append(load_report.summarise(plan, exchanges, seconds))
         end = "\r" if sys.stderr.isatty() else ""
         print(f"{end}load {load_report.load_label(results[-1])}: {results[-1].tokens_per_second:.1f} tokens/s",
               file=sys.stderr)  # fmt: skip
+    if costs is not None:
+        from k3dspark.serving.step_times import add_to_table
+
+        add_to_table(costs, steps, f"k3dspark bench, {settings.model}, answers of {max_tokens} tokens")
     if report is not None:
         load_report.write_page(report, plans[0], results)
     if as_json:

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 def tune(
     costs: Annotated[Path, typer.Argument(metavar="COSTS.json", help="Time of a step by requests and length.")],
     acceptance: Annotated[
-        str, typer.Option(metavar="FILE|NUMBERS", help="How often each slot is kept: 0.86,0.71,… or a JSON file.")
-    ],
+        str,
+        typer.Option(
+            metavar="FILE|NUMBERS",
+            help="How often each slot is kept: 0.86,0.71,… or a JSON file.",
+            show_default="what bench wrote into COSTS.json",
+        ),
+    ] = "",
     conditional: Annotated[
         bool, typer.Option("--conditional", help="The numbers are rates given the slots before.")
     ] = False,
@@ -31,7 +36,10 @@ def tune(
     output_tokens: Annotated[int, typer.Option(help="Mean length of an answer.", min=1)] = 256,
     equal: Annotated[bool, typer.Option("--equal", help="All answers of that length.")] = False,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", min=0)] = 0,
-    prefill: Annotated[float, typer.Option(help="Seconds that a prompt's token adds.", min=0)] = 0.0,
+    prefill: Annotated[
+        float | None,
+        typer.Option(help="Seconds that a prompt's token adds.", min=0, show_default="what COSTS.json says, or 0"),
+    ] = None,
     longest: Annotated[int, typer.Option(help="Longest length to try; else all slots.", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the simulation.", min=0)] = 0,
     engine: Annotated[str, typer.Option(help="Whose option to print: vllm, vllm-ascend or sglang.")] = "vllm",
@@ -59,11 +67,18 @@ def tune(
     if plan is not None:
         replicas, sequences = plan.settled.data_parallel, plan.settled.wish.sequences
     cluster = Cluster(replicas, sequences)
+    step_costs = read_costs(costs)
     tuning = simulate(
-        read_costs(costs),
-        read_profile(acceptance, conditional),
+        step_costs,
+        read_profile(acceptance or str(costs), conditional),
         cluster,
-        Workload(requests, 0, 0.0, output_tokens, not equal, prompt_tokens, prefill),
+        Workload(
+            requests,
+            output_tokens=output_tokens,
+            varied=not equal,
+            prompt_tokens=prompt_tokens,
+            prefill_seconds_per_token=step_costs.prefill_seconds_per_token if prefill is None else prefill,
+        ),
         tuple(int(n) for n in _numbers(users)) if users or rates else _powers(replicas * sequences),
         _numbers(rates),
         longest,

@@ -4,7 +4,7 @@
      "steps": [{"requests": 1, "length": 0, "seconds": 0.0215}, {"requests": 1, "length": 7, "seconds": 0.0290}, ...]}
 
 `length` is the number of draft tokens that each request verified in that step; 0 is a step without a draft pass, any
-other includes it. `k3dspark bench` writes such a file.
+other includes it. `k3dspark bench --costs` writes such a file, with `prefill_seconds_per_token` beside the steps.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class CostTable:
     drafted: tuple[tuple[float, Curve], ...]
     """(requests, ((length, seconds), …)) with one."""
     source: str = ""
+    prefill_seconds_per_token: float = 0.0
     _known: dict[tuple[int, float], float] = field(default_factory=dict, init=False, repr=False, compare=False)
     _curves: dict[tuple[int, int], Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -108,7 +109,10 @@ def costs_from(mapping: Mapping[str, Any], name: str = "the cost table") -> Cost
     if not by_requests:
         raise _bad(name, "it has no step with a draft (length 1 or more)")
     drafted = tuple((float(r), tuple(sorted(curve))) for r, curve in sorted(by_requests.items()))
-    return CostTable(plain, drafted, str(mapping.get("source", ""))[:200])
+    prefill = mapping.get("prefill_seconds_per_token", 0.0)
+    if not isinstance(prefill, int | float) or not math.isfinite(prefill) or not 0 <= prefill < 3600:
+        raise _bad(name, f"prefill_seconds_per_token is {prefill!r}, and must be a number of seconds")
+    return CostTable(plain, drafted, str(mapping.get("source", ""))[:200], float(prefill))
 
 
 def _bad(name: str, why: str) -> BadInput:
