@@ -50,7 +50,10 @@ class Lab:
         (draft / "config.json").write_text("{}")
         (draft / "model.safetensors").write_bytes(b"\x08" + b"\0" * 40)
         self.python = path / "python"
-        self.python.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+        self.python.write_text(
+            f'#!/bin/sh\n[ "$2" = k3dspark.vllm_plugin ] && exec {sys.executable} "$@"\n'
+            f'exec {sys.executable} {FAKE} "$@"\n'
+        )
         self.python.chmod(0o755)
         self.port = free_port()
 

@@ -132,6 +132,9 @@ def plan(
     from k3dspark.deploy.options import DraftFacts, LaunchWish, settle
     from k3dspark.errors import BadInput
 
+    # Both comparisons are false for nan.
+    if overhead_gb is not None and not 0 <= overhead_gb < 1e6:
+        raise BadInput(f"--overhead-gb {overhead_gb} is no size", "it is a number of GB, 0 or more", "correct it")
     config = published_config() if directory is None else read_config(directory)
     require(config, str(directory or "the published config"))
     facts = DraftFacts.of(config)

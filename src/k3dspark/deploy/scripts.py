@@ -68,6 +68,14 @@ done
 set -u
 """
 
+_PLUGIN = """\
+# Stock vLLM has no K3 draft on CPU, and Triton no CPU: the k3dspark plugin brings both, the latter in a folder.
+if ! interpreter=$({python} -m k3dspark.vllm_plugin); then
+  echo "k3dspark: install k3-dspark beside vLLM, for its plugin (scripts/vllm-cpu-env.sh does it)" >&2
+  exit 66
+fi
+"""
+
 
 def node_script(settled: Settled, node: int) -> str:
     """The script of one node."""
@@ -90,6 +98,8 @@ def node_script(settled: Settled, node: int) -> str:
     parts.append(f"draft={shlex.quote(wish.draft)}\n" + _WEIGHTS)
     if settled.on_npu:
         parts.append(_ASCEND)
+    if wish.device == "cpu":
+        parts.append(_PLUGIN.format(python=shlex.quote(wish.python)))
     parts.append(
         "\n".join(
             [

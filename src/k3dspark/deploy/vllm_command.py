@@ -67,6 +67,8 @@ def speculative_config(settled: Settled) -> dict[str, Any]:
 def _model(settled: Settled) -> Iterable[Option]:
     wish = settled.wish
     yield option("--served-model-name", wish.served_name, why="the name clients ask for, whatever the path is")
+    if wish.device == "cpu":
+        yield option("--dtype", "float32", why="16-bit rounding makes speculative and plain output differ, and is slow")
     if wish.quantization:
         yield option("--quantization", wish.quantization, why="how the target's weights are stored")
     if wish.trust_remote_code:
@@ -193,7 +195,13 @@ def vllm_environment(settled: Settled, node: int) -> list[Variable]:
         return [
             *common,
             Variable("VLLM_USE_V2_MODEL_RUNNER", "1", "only this runner knows the method dspark"),
-            Variable("TRITON_INTERPRET", "1", "the draft's kernels run in Triton's interpreter: correct, not fast"),
+            Variable("TRITON_INTERPRET", "1", "the engine's kernels run in Triton's interpreter: correct, not fast"),
+            Variable(
+                "PYTHONPATH",
+                "$interpreter${PYTHONPATH:+:$PYTHONPATH}",
+                "for this server only: without the interpreter, kernels of other methods could not be compiled",
+                expand=True,
+            ),
         ]
     common.append(Variable("VLLM_USE_V2_MODEL_RUNNER", "1", "only this runner knows the method dspark"))
     if wish.nodes > 1:
