@@ -113,6 +113,8 @@ def test_the_fingerprint_does_not_depend_on_the_format_the_weights_were_loaded_i
         {"settings": {"greedy": {"temperatures": [True], "shifts": [0.0]}}},
         {"settings": {"greedy": {"temperatures": [1.0, 1.0], "shifts": [0.0]}}},
         {"settings": {"greedy": {"temperatures": [float("nan")], "shifts": [0.0]}}},
+        {"settings": {"greedy": {"temperatures": [1.0], "shifts": [10**400]}}},
+        {"settings": [1]},
     ],
 )
 def test_a_damaged_file_is_named_with_its_remedy(tmp_path: Path, changes: dict[str, Any]) -> None:

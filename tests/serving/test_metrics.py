@@ -21,7 +21,7 @@ FAMOUS = (
     "request_prefill_time_seconds_bucket", "request_decode_time_seconds_bucket", "num_preemptions_total",
     "request_prompt_tokens_bucket", "request_generation_tokens_bucket", "spec_decode_num_drafts_total",
     "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total",
-    "spec_decode_num_accepted_tokens_per_pos_total",
+    "spec_decode_num_accepted_tokens_per_pos_total", "prefix_cache_queries_total", "prefix_cache_hits_total",
 )  # fmt: skip
 
 

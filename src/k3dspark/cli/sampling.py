@@ -96,8 +96,8 @@ def calibration(directory: Path | None, draft: K3DSparkModel) -> Calibration | N
     return found
 
 
-def step_costs(path: Path, pair: ModelPair) -> StepCosts:
-    """The costs in a file; measured and written there when there is no such file yet. Raises `BadInput`."""
+def step_costs(path: Path, pair: ModelPair, requests: int = 1) -> StepCosts:
+    """The costs in a file; measured for up to `requests` and written there when there is none. Raises `BadInput`."""
     from k3dspark.checkpoint.files import write_json
     from k3dspark.checkpoint.jsonfile import read_object
     from k3dspark.decoding.costs import StepCosts, measure
@@ -105,7 +105,7 @@ def step_costs(path: Path, pair: ModelPair) -> StepCosts:
     if path.exists():
         return StepCosts.from_json(read_object(path))
     print(f"measuring step costs for {path}", file=sys.stderr)
-    costs = measure(pair.target, pair.draft)
+    costs = measure(pair.target, pair.draft, requests)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, costs.as_json())

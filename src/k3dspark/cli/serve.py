@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _LIMITS = "Limits"
 _DEFAULTS = "Sampling of requests that do not say"
+
+log = logging.getLogger("k3dspark.serving")
 
 MEASURED_REQUESTS = 16  # costs of larger batches are extrapolated
 
@@ -52,7 +54,7 @@ def serve(
         ),
     ] = False,
     max_running: Annotated[
-        int, typer.Option("--max-running", min=1, help="Requests decoded at once.", rich_help_panel=_LIMITS)
+        int, typer.Option("--max-running", min=1, max=4096, help="Requests decoded at once.", rich_help_panel=_LIMITS)
     ] = 32,
     max_queue: Annotated[
         int, typer.Option("--max-queue", min=0, help="Requests that wait; more get 429.", rich_help_panel=_LIMITS)
@@ -64,6 +66,16 @@ def serve(
             show_default="no limit",
         ),
     ] = None,
+    prefix_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache", help="Keep rows for prompts that begin alike.",
+            rich_help_panel=_LIMITS, show_default="where the target allows it",
+        ),
+    ] = None,
+    prefix_rows: Annotated[
+        int, typer.Option("--prefix-cache-rows", min=32, help="Tokens kept for that at most.", rich_help_panel=_LIMITS)
+    ] = 16384,
     prefill_chunk: Annotated[
         int, typer.Option("--prefill-chunk", min=1, help="Prompt tokens between rounds.", rich_help_panel=_LIMITS)
     ] = 256,
@@ -103,9 +115,11 @@ def serve(
     plan = sampling.schedule(schedule, draft_length, threshold, online_calibration)
 
     from k3dspark.decoding import SamplingParams
-    from k3dspark.serving.server import EngineSettings, build_service
+    from k3dspark.serving.heap import bound_heap
+    from k3dspark.serving.server import EngineSettings, build_service, set_up_logging
     from k3dspark.serving.server import serve as run
     from k3dspark.serving.settings import Defaults, Limits, Settings, read_keys
+    from k3dspark.target.protocol import CopiesRows
 
     defaults = Defaults(temperature, top_p, top_k, min_p, verify)
     SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)  # refuse nonsense before loading
@@ -128,13 +142,20 @@ def serve(
         log_prompts=log_prompts,
         running=max_running,
     )
+    set_up_logging(settings)
+    bound_heap()
+    log.info("loading the models")
     pair = options.load(target, draft, no_draft, dtype, threads)
+    log.info("loaded %s%s", pair.name, " and its draft" if pair.draft is not None else "")
+    if prefix_cache is None:
+        prefix_cache = isinstance(pair.target, CopiesRows)
     engine = EngineSettings(
         scheduler=_scheduler(plan, pair, draft, costs, exact, max_running),
         schedule=plan.kind,
         exact=exact,
         prefill_chunk=prefill_chunk,
         cache_rows=cache_rows,
+        prefix_rows=prefix_rows if prefix_cache else None,
     )
     run(build_service(pair, engine, settings))
 
@@ -150,9 +171,9 @@ def _scheduler(
         return FullBlock()
     if not plan.reads_confidence:
         return scheduler_for(plan, pair.target, pair.draft)
-    table = sampling.step_costs(costs, pair) if costs is not None else None
+    table = sampling.step_costs(costs, pair, min(running, MEASURED_REQUESTS)) if costs is not None else None
     if plan.kind == "cost" and table is None:
-        print("measuring step costs", file=sys.stderr)
+        log.info("measuring step costs")
         table = measure(pair.target, pair.draft, min(running, MEASURED_REQUESTS), repeats=STARTUP_REPEATS)
     calibration = sampling.calibration(draft, pair.draft)
     return scheduler_for(plan, pair.target, pair.draft, calibration=calibration, costs=table, exact=exact)

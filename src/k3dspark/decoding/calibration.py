@@ -18,7 +18,7 @@ The key of a setting is its `Setting.key`; what else an entry holds is for peopl
 from __future__ import annotations
 
 import hashlib
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,16 +187,16 @@ def read_calibration(directory: Path, draft: K3DSparkModel) -> Calibration | Non
 
 def _scaling(path: Path, key: str, entry: Any) -> Scaling:
     lists = [entry.get(name) if isinstance(entry, dict) else None for name in ("temperatures", "shifts")]
-    numbers = [
-        [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
-        if isinstance(values, list)
-        else []
-        for values in lists
-    ]
+    numbers = [[float(v) for v in values if _is_number(v)] if isinstance(values, list) else [] for values in lists]
     temperatures, shifts = numbers
     if numbers != lists or len(temperatures) != len(shifts) or not temperatures or min(temperatures) <= 0:
         raise _damaged(path, f'"{key[:80]}" has no temperatures above 0 with as many shifts')
     return Scaling(tuple(temperatures), tuple(shifts))
+
+
+def _is_number(value: Any) -> bool:
+    # An integer may be larger than any float: then it has no finite one either.
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _damaged(path: Path, why: str) -> BadInput:

@@ -12,6 +12,7 @@ from k3dspark.errors import BadInput
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy (spec D.2)
 SEEDS = 2**64
+MOST_TOP_K = 2**31 - 1  # more than any vocabulary holds, and no tensor of indices overflows
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._require("max_new_tokens", _integer(self.max_new_tokens, 1), "at least one token must be asked for")
         self._require("temperature", _number(self.temperature, 0), "it must be a number from 0")
-        self._require("top_k", _integer(self.top_k, 0), "it must be a whole number, 0 for off")
+        self._require(
+            "top_k", _integer(self.top_k, 0, MOST_TOP_K), "it must be a whole number from 0, which is off, to 2^31 - 1"
+        )
         self._require("top_p", _number(self.top_p, 0, 1) and self.top_p > 0, "it must be above 0 and at most 1")
         self._require("min_p", _number(self.min_p, 0, 1) and self.min_p < 1, "it must be from 0 and below 1")
         for name in ("presence_penalty", "frequency_penalty"):

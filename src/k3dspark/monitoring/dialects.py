@@ -86,6 +86,8 @@ OURS: Final = Dialect(
         "rounds": ("spec_decode_num_rounds", "spec_decode_num_drafts"),
         **_TOKENS,
         "preemptions": ("num_preemptions",),
+        "cache_queries": ("prefix_cache_queries",),
+        "cache_hits": ("prefix_cache_hits",),
         "faults": ("engine_faults",),
     },
     gauges={**_LOAD, "block": ("spec_decode_block_size",)},

@@ -31,10 +31,15 @@ class Models(BaseModel):
     data: list[Model]
 
 
+class PromptDetails(BaseModel):
+    cached_tokens: int = Field(description="Rows that an earlier request had left.")
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class Speculation(BaseModel):

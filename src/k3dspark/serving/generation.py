@@ -44,6 +44,7 @@ class Generation:
         number_tokens: bool = False,
     ) -> None:
         self._worker = worker
+        self._choices = choices
         self._token_ids = token_ids
         self.namer: Namer = numbered if number_tokens else tokens.name
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
@@ -95,10 +96,13 @@ class Generation:
         return {"prompt_token_ids": list(self.jobs[index].prompt_ids)} if self._token_ids else {}
 
     def usage(self) -> dict[str, Any]:
+        # Counted once for each prompt, as its tokens are: choices after the first one find it there.
+        cached = sum(job.stats.cached_tokens for job in self.jobs[:: self._choices])
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
 
     def metrics(self) -> dict[str, Any]:

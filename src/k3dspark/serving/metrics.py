@@ -41,16 +41,20 @@ class Metrics:
         self.waiting = self._gauge("num_requests_waiting", "Requests in the queue or in prefill.")
         self.cache_use = self._gauge("kv_cache_usage_perc", "Cache rows held over cache rows allowed, 0 to 1.")
         self.cache_rows = self._gauge("kv_cache_rows", "Cache rows (tokens) that the target holds.")
+        self.prefix_rows = self._gauge("prefix_cache_rows", "Tokens kept for prompts that begin alike.")
         self.up = self._gauge("engine_up", "1 while the engine thread lives.")
         self.draining = self._gauge("engine_draining", "1 from SIGTERM on.")
         self._gauge("engine_info", "Settings of the engine as labels.", tuple(info), info).set(1)
         self._gauge("spec_decode_block_size", "Tokens that the draft proposes in a round; 0 without one.").set(block)
 
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
+        self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self.prefix_hits = self._counter("prefix_cache_hits", "Of those, tokens found there.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self.preemptions = self._counter("num_preemptions", "Times a request's cache rows were freed for older ones.")
         self.faults = self._counter("engine_faults", "Steps that failed.")
         self.busy = self._counter("engine_busy_seconds", "Seconds in which the engine was working.")
+        self._queried = self._hit = 0
         self._success = self._counters("request_success", "Requests that ended, by reason.", "finished_reason")
         self._responses = self._counters("http_responses", "HTTP responses.", "endpoint", "status")
         self._seconds = self._counters("engine_phase_seconds", "Seconds of the engine in each phase.", "phase")
@@ -119,6 +123,13 @@ class Metrics:
             self._verified_at.labels(**position).inc()
             self._accepted_at.labels(**position).inc(slot < accepted)
             self._predicted_at.labels(**position).inc(float(survival[slot]))
+
+    def prefix(self, rows: int, queried: int, hit: int) -> None:
+        """What the prefix cache holds, and its totals so far."""
+        self.prefix_rows.set(rows)
+        self.prefix_queries.inc(queried - self._queried)
+        self.prefix_hits.inc(hit - self._hit)
+        self._queried, self._hit = queried, hit
 
     def phase(self, name: str, seconds: float) -> None:
         self._seconds.labels(**self._labels, phase=name).inc(max(seconds, 0.0))

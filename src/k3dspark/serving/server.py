@@ -18,7 +18,7 @@ import uvicorn
 from k3dspark import __version__
 from k3dspark.decoding import Capacity, Engine, Scheduler
 from k3dspark.embedded.pair import ModelPair
-from k3dspark.errors import EngineFault
+from k3dspark.errors import BadInput, EngineFault
 from k3dspark.serving.app import build_app
 from k3dspark.serving.metrics import Metrics
 from k3dspark.serving.service import Service
@@ -42,6 +42,7 @@ class EngineSettings:
     prefill_chunk: int = 256
     cache_rows: int | None = None
     draft_candidates: int | None = None
+    prefix_rows: int | None = None  # tokens kept for prompts that begin alike; None: none
 
 
 def build_service(pair: ModelPair, engine_settings: EngineSettings, settings: Settings) -> Service:
@@ -56,8 +57,10 @@ def build_service(pair: ModelPair, engine_settings: EngineSettings, settings: Se
         exact=engine_settings.exact,
         decode=pair.text,
         capacity=Capacity(settings.running, engine_settings.cache_rows),
+        prefix_rows=engine_settings.prefix_rows,
     )
     block = pair.draft.config.block_size if pair.draft is not None else 0
+    _check_rows(engine_settings.cache_rows, block)
     info = {
         "version": __version__,
         "schedule": engine_settings.schedule if pair.draft is not None else "none",
@@ -70,13 +73,24 @@ def build_service(pair: ModelPair, engine_settings: EngineSettings, settings: Se
     return Service(pair, Worker(engine, watched, metrics, rows), metrics, settings)
 
 
+def _check_rows(rows: int | None, block: int) -> None:
+    least = block + 2
+    if rows is not None and rows < least:
+        raise BadInput(
+            f"{rows} cache rows",
+            f"one round of a single request holds a prompt, an anchor and {block} draft tokens: {least} rows",
+            f"pass at least {least}, better some thousands",
+        )
+
+
 def serve(service: Service) -> None:
     """Serve until SIGTERM or SIGINT, then finish what runs. Raises `EngineFault` when the address is taken.
+
+    What it logs is written once `set_up_logging` was called.
 
     The first signal drains: running requests finish, new ones get 503. A second one, or the end of
     `drain_seconds`, cancels what is left.
     """
-    set_up_logging(service.settings)
     listener = _listen(service.settings.host, service.settings.port)
     host, port = listener.getsockname()[:2]
     log.info("%s on http://%s:%d, dashboard at /dashboard", service.model, f"[{host}]" if ":" in host else host, port)

@@ -29,7 +29,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and value <= 0 and not (name == "queue" and value == 0):
+            if value is not None and not value > 0 and not (name == "queue" and value == 0):  # nan is not above 0
                 raise BadInput(f"the limit {name} is {value}", "nothing could ever be served", "pass more than 0")
 
 

@@ -229,6 +229,8 @@ class Worker:
         self._metrics.waiting.set(len(self.engine.waiting))
         self._metrics.cache_rows.set(rows)
         self._metrics.cache_use.set(rows / self._rows_allowed)
+        if self.engine.prefix is not None:
+            self._metrics.prefix(self.engine.prefix.rows, self.engine.prefix.queried, self.engine.prefix.hit)
 
     def _hand_over(self) -> None:
         """All events since the last time, in one call of the event loop."""
