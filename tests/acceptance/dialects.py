@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from scripted import VOCABULARY, Scripted
-
+from acceptance.scripted import VOCABULARY, Scripted
 from k3dspark.acceptance.asking import Answer, Question, Sampling
 
 Reply = tuple[int, Any]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from scripted import END, Scripted, law, swap
 
+from acceptance.scripted import END, Scripted, law, swap
 from k3dspark.acceptance.asking import Answer, Question
 from k3dspark.acceptance.classify import Kind
 from k3dspark.acceptance.inputs import Input, InputSet

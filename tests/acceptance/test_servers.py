@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dialects import NameCodec, listening, speaking
-from scripted import Scripted
 
+from acceptance.dialects import NameCodec, listening, speaking
+from acceptance.scripted import Scripted
 from k3dspark.acceptance.asking import Question, Source
 from k3dspark.acceptance.inputs import Input, InputSet
 from k3dspark.acceptance.run import Plan, accept

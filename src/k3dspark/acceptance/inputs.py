@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from k3dspark.acceptance import texts
@@ -135,7 +135,13 @@ def read_file(path: Path, new_tokens: int, codec: Codec | None) -> InputSet:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {path}", str(error), "pass a UTF-8 file with one input a line") from error
-    inputs = [_line(line, f"{path}, line {n}", n, new_tokens, codec) for n, line in enumerate(lines, 1) if line.strip()]
+    inputs: list[Input] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            given = _line(line, f"{path}, line {number}", number, new_tokens, codec)
+            if any(other.name == given.name for other in inputs):  # a report names inputs by their names
+                given = replace(given, name=f"{given.name}, line {number}")
+            inputs.append(given)
     if not inputs:
         raise BadInput(f"{path} has no inputs", "there is nothing to ask", "write one prompt a line")
     return InputSet(tuple(inputs))

@@ -107,6 +107,8 @@ def accept(
 
     findings = _findings(ours, theirs, resumed[2], divergences, allowed)
     findings += numeric_findings(control, between)
+    if plan.greedy and not probes:
+        findings.append("no_stop_probe")
     if plan.greedy and plan.cache:
         findings += _cache_findings(baseline, candidate, ours, theirs)
     divergences = _causes(divergences, "candidate_sampled" in findings)
@@ -248,12 +250,22 @@ def _stop_probes(inputs: Sequence[Input], answers: Sequence[Answer]) -> list[Inp
     for given, answer in sorted(zip(inputs, answers, strict=True), key=lambda pair: pair[1].prompt_tokens or 0):
         if len(probes) == STOP_PROBES:
             break
-        start = len(answer.text) * 3 // 5
-        stop = answer.text[start : start + STOP_LENGTH]
-        if len(stop) == STOP_LENGTH and "\ufffd" not in stop and stop.strip() and answer.text.find(stop) == start:
+        stop = _stop_string(answer.text)
+        if stop is not None:
             question = replace(given.question, stop=(stop,))
-            probes.append(Input(f"{given.name}, stop {stop!r}", "stop", question))
+            probes.append(Input(given.name, "stop", question))
     return probes
+
+
+def _stop_string(text: str) -> str | None:
+    """A few whole characters of a text that stand nowhere before, from its middle on, or else nearer to its start."""
+    middle = len(text) * 3 // 5
+    for length in range(STOP_LENGTH, 0, -1):
+        for start in (*range(middle, len(text) - length), *range(middle - 1, 0, -1)):
+            stop = text[start : start + length]
+            if len(stop) == length and "\ufffd" not in stop and stop.strip() and text.find(stop) == start:
+                return stop
+    return None
 
 
 def _conversations(
@@ -306,7 +318,7 @@ def _cache_findings(baseline: Generator, candidate: Generator, ours: Runs, their
     able = baseline.has_cache is not False or candidate.has_cache is not False
     if able and not ours.cached and not theirs.cached:
         findings.append("cache_unseen")
-    if any(answer.cached for run in (ours.cold, theirs.cold, ours.control) for answer in run):
+    if any(answer.cached for run in (ours.cold, theirs.cold) for answer in run):
         findings.append("not_cold")
     return findings
 

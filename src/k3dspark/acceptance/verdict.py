@@ -79,6 +79,7 @@ FINDINGS = {
     " model",
     "template": "conversations are read differently: compare chat templates and tokenizers of both sides",
     "stop": "answers end differently: compare end tokens, stop strings and what is cut with them",
+    "no_stop_probe": "no answer had text to take a stop string from: how answers stop was not compared",
     "retokenized": "ids of a side come from its text, tokenized again: less certain than its own ids",
     "weak_draws": "so few draws for so many tokens that only large differences of distributions would be seen: raise"
     " --draws",

@@ -130,9 +130,10 @@ def accept(
         sides = {"baseline": (baseline, baseline_draft, baseline_model),
                  "candidate": (candidate, candidate_draft, candidate_model)}  # fmt: skip
         order = sorted(sides, key=lambda name: sides[name][0] == PLAIN or sides[name][1] is None)
-        generators = {name: opened.side(*sides[name]) for name in order}
-        for generator in generators.values():
-            stack.callback(generator.close)
+        generators: dict[str, Generator] = {}
+        for name in order:
+            generators[name] = opened.side(*sides[name])
+            stack.callback(generators[name].close)
         ours, theirs = generators["baseline"], generators["candidate"]
         codec = _codec(tokenizer, ours, theirs)
         asked = _inputs(inputs, lengths, per_length, max_new_tokens, ours, theirs, codec)
