@@ -13,6 +13,7 @@ LINES = [
     ("method_unknown", "  Input should be 'ngram', 'eagle' or 'medusa' [type=literal_error, input_value='dspark']: "
      "dspark is not a valid method"),
     ("wrong_draft_class", "AttributeError: 'NoneType' object has no attribute 'weight'"),
+    ("architectures_missing", "    initial_architecture = hf_config.architectures[0]"),
     ("lfs_pointer", "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge"),
     ("lfs_pointer", "k3dspark: /m/model.safetensors is a Git LFS pointer, not weights: run git lfs pull in /m"),
     ("weights_damaged", "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer"),

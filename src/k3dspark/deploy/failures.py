@@ -48,6 +48,12 @@ FAILURES: Final = (
         'keep "method": "dspark" and architectures ["K3DSparkModel"] in the draft\'s config.json; update the engine',
     ),
     _failure(
+        "architectures_missing",
+        r"hf_config\.architectures\[0\]",
+        "the draft's config.json has no architectures, which this engine reads",
+        'add "architectures": ["K3DSparkModel"] to the draft\'s config.json',
+    ),
+    _failure(
         "lfs_pointer",
         r"HeaderTooLarge|is a Git LFS pointer|version https://git-lfs",
         "a weight file is a Git LFS pointer of some 130 bytes, not weights",

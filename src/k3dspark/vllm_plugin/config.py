@@ -8,8 +8,10 @@ from vllm.transformers_utils.configs.k3_dspark import K3DSparkConfig as StockCon
 
 
 class PluginConfig(StockConfig):
-    """vLLM's config, which refuses a draft vocabulary smaller than the target's: our draft maps its ids itself."""
+    """vLLM's config. That refuses a draft vocabulary smaller than the target's, but our draft maps its ids itself; and
+    it needs `architectures`, which published K3 drafts leave out."""
 
     def __init__(self, draft_vocab_size: int | None = None, **kwargs: Any) -> None:
+        kwargs["architectures"] = kwargs.get("architectures") or ["K3DSparkModel"]
         super().__init__(**kwargs)
         self.block_vocab_size = draft_vocab_size or self.vocab_size
