@@ -31,3 +31,21 @@ def test_answers_in_company_are_plain_decodings_of_the_target() -> None:
         assert answer["choices"][0]["message"]["content"] == pair.text(expected.token_ids)
         assert answer["usage"]["completion_tokens"] == len(expected.token_ids)
     assert sum(a["metrics"]["speculative_decoding"]["accepted_tokens"] for a in answers) > 0
+
+
+def test_a_warm_prefix_changes_neither_words_nor_acceptance() -> None:
+    """In exact mode to the round; the second question finds the common beginning of the chat template."""
+    pair = load_embedded_pair(dtype="float32")
+    system = "You are a helpful guide who answers visitors of a small museum of clocks, briefly and to the point. "
+    prompts = [pair.chat_ids(question, system * 2) for question in QUESTIONS[:2]]
+    params = SamplingParams(16, stop_token_ids=pair.stop_ids)
+    engine = Engine(pair.target, pair.draft, exact=True, prefix_rows=256)
+    for number, prompt in enumerate(prompts):
+        warm, cold = (
+            engine.generate(prompt, params),
+            Engine(pair.target, pair.draft, exact=True).generate(prompt, params),
+        )
+        assert warm.stats.cached_tokens == (32 if number else 0)
+        assert warm.token_ids == cold.token_ids
+        assert warm.stats.accepted_by_slot == cold.stats.accepted_by_slot
+        assert warm.stats.acceptance_length == cold.stats.acceptance_length > 1

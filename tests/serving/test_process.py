@@ -118,6 +118,31 @@ def test_a_second_signal_cancels_and_still_exits_0(directories: tuple[Path, Path
     assert any('prompt="PLEASE\\nLOG"' in line for line in lines)
 
 
+def test_after_sigkill_the_same_command_serves_again_on_the_same_port(directories: tuple[Path, Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    asked = {"prompt": "AGAIN", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    texts = []
+    for _ in range(2):
+        with program(directories, "--port", port) as (process, url, _):
+            texts.append(httpx.post(url + "/v1/completions", json=asked, timeout=PATIENCE).json()["choices"])
+            endless = asked | {"max_tokens": 400, "stream": True}
+            with httpx.stream("POST", url + "/v1/completions", json=endless, timeout=PATIENCE) as stream:
+                pieces = stream.iter_lines()
+                next(pieces)
+                process.kill()
+                with pytest.raises(httpx.HTTPError):
+                    list(pieces)
+            assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert texts[0] == texts[1]
+
+
+def test_it_says_what_it_does_before_it_listens(directories: tuple[Path, Path]) -> None:
+    with program(directories, "--log-format", "json", "--no-prefix-cache") as (_, _, lines):
+        said = [json.loads(line)["message"] for line in lines[:2]]
+    assert said == ["loading the models", "loaded target and its draft"]
+
+
 def test_a_port_in_use_is_a_fault_with_a_remedy(directories: tuple[Path, Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -135,10 +160,15 @@ def test_a_port_in_use_is_a_fault_with_a_remedy(directories: tuple[Path, Path]) 
     ("options", "words"),
     [
         (["--no-draft", "--schedule", "cost"], "--no-draft"),
-        (["--target", "x"], "no draft for x"),
+        (["--target", "."], "no draft for ."),
+        (["--target", "x"], "there is no directory x"),
         (["--threshold", "0.5"], "--schedule threshold"),
         (["--temperature", "-1"], "temperature is -1"),
         (["--api-key-file", "/nonexistent"], "cannot read the key file"),
+        (["--max-seconds", "nan"], "--max-seconds nan"),
+        (["--drain-seconds", "inf"], "--drain-seconds inf"),
+        (["--max-running", "1000000"], "--max-running"),
+        (["--top-k", str(2**31)], "top_k is 2147483648"),
     ],
 )
 def test_contradicting_options_are_refused_before_anything_loads(options: list[str], words: str) -> None:

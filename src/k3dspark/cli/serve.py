@@ -115,7 +115,6 @@ def serve(
     plan = sampling.schedule(schedule, draft_length, threshold, online_calibration)
 
     from k3dspark.decoding import SamplingParams
-    from k3dspark.serving.heap import bound_heap
     from k3dspark.serving.server import EngineSettings, build_service, set_up_logging
     from k3dspark.serving.server import serve as run
     from k3dspark.serving.settings import Defaults, Limits, Settings, read_keys
@@ -143,7 +142,6 @@ def serve(
         running=max_running,
     )
     set_up_logging(settings)
-    bound_heap()
     log.info("loading the models")
     pair = options.load(target, draft, no_draft, dtype, threads)
     log.info("loaded %s%s", pair.name, " and its draft" if pair.draft is not None else "")

@@ -21,6 +21,7 @@ from k3dspark.serving.documents import ERRORS, ChatCompletion, Completion, Healt
 from k3dspark.serving.errors import ApiError, json_response
 from k3dspark.serving.generation import Generation
 from k3dspark.serving.guard import BoundedBody, Keys, RequestLog
+from k3dspark.serving.heap import keep_trimmed
 from k3dspark.serving.schemas import ChatRequest, CompletionRequest
 from k3dspark.serving.service import Service
 from k3dspark.serving.stream import EventStream, while_connected
@@ -35,7 +36,9 @@ def build_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.worker.start(asyncio.get_running_loop())
+        trimming = asyncio.create_task(keep_trimmed())
         yield
+        trimming.cancel()
         service.worker.stop()
         await asyncio.to_thread(service.worker.join, JOIN_SECONDS)
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
-from contextlib import suppress
 
-ARENA_MAX, MMAP_THRESHOLD = -8, -3  # mallopt's names, from malloc.h
-ARENAS = 2
-LARGE_BYTES = 1024 * 1024
+TRIM_SECONDS = 60.0
 
 
-def bound_heap() -> None:
-    """Have the caches of a request go back to the system when it ends; call it before threads start.
+def trim_heap() -> bool:
+    """Give free pages back to the system; False where the C library has no such call (it is glibc's).
 
-    glibc gives every thread an arena of its own and, after the first large block was freed, takes large blocks from
-    them too, up to 32 MB. Caches of all sizes that come and go between the small objects of several threads then leave
-    holes that nobody fills, and memory creeps for hours. Other C libraries have no such settings: nothing happens.
+    Caches of all sizes come and go between the small objects of several threads. glibc keeps the holes in between,
+    which are not lost but let memory creep for hours; this frees their pages, in some milliseconds.
     """
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(ARENA_MAX, ARENAS)
-        libc.mallopt(MMAP_THRESHOLD, LARGE_BYTES)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return False
+    trim(0)
+    return True
+
+
+async def keep_trimmed(seconds: float = TRIM_SECONDS) -> None:
+    """`trim_heap` every so often, until cancelled."""
+    while await asyncio.to_thread(trim_heap):
+        await asyncio.sleep(seconds)
