@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from k3dspark.cli import options
-from k3dspark.cli.output import clean, print_json, table
+from k3dspark.cli.output import check_place, clean, print_json, table
+from k3dspark.cli.progress import Count
 from k3dspark.errors import BadInput, EngineFault
 
 if TYPE_CHECKING:
     from k3dspark.diagnosis.shapes import Diagnosis
+
+EXPERIMENT = "By experiment"
 
 
 def diagnose(
@@ -35,22 +38,75 @@ def diagnose(
     plain: options.PlainUrl = None,
     plain_step_ms: options.PlainStep = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds to watch a running engine.")] = 30.0,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The verified model.", show_default="the embedded one", rich_help_panel=EXPERIMENT
+        ),
+    ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Its draft.", show_default="the embedded one", rich_help_panel=EXPERIMENT),
+    ] = None,
+    by_experiment: Annotated[
+        bool,
+        typer.Option(
+            "--experiment",
+            help="Experiment with the pair itself; --target or --draft mean it.",
+            rich_help_panel=EXPERIMENT,
+        ),
+    ] = False,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="One prompt a line, 12 or more.",
+            show_default="40 built in",
+            rich_help_panel=EXPERIMENT,
+        ),
+    ] = None,
+    new_tokens: Annotated[int, typer.Option(min=9, help="Tokens of each answer.", rich_help_panel=EXPERIMENT)] = 40,
+    margin: Annotated[
+        float,
+        typer.Option(min=0, help="What a change must surely bring, in nats a token.", rich_help_panel=EXPERIMENT),
+    ] = 0.01,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the intervals.", rich_help_panel=EXPERIMENT)] = 0,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML page.", rich_help_panel=EXPERIMENT)
+    ] = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
     lang: Annotated[Literal["en", "zh"], typer.Option(help="Language of the text.")] = "en",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Recognise the shape of low acceptance in metrics, and name likely causes with the test that decides.
+    """Recognise the shape of low acceptance in metrics and name likely causes; or find the cause by experiment.
+
+    From metrics (--url, --metrics) causes come with the test that decides. With --draft and --target the pair itself
+    is tried with one thing changed at a time.
 
     Exit status: 0 nothing wrong found, 1 something was, 2 unusable input, 3 the engine does not answer.
     """
+    if by_experiment or target is not None or draft is not None:
+        if url is not None or metrics is not None or requests is not None:
+            raise BadInput(
+                "metrics beside an experiment", "a diagnosis is made from one or the other", "leave one of them out"
+            )
+        options.require_draft(target, draft)
+        _experiment(target, draft, prompts, new_tokens, margin, seed, report, dtype, threads, lang, as_json)
+        return
+    for option, value in (("--prompts", prompts), ("--report", report)):
+        if value is not None:
+            raise BadInput(f"{option} without a pair", "metrics need none", "give --draft DIR --target DIR")
+
     from k3dspark.diagnosis.evidence import Expectation, from_document
     from k3dspark.diagnosis.observation import from_recording, from_responses
     from k3dspark.diagnosis.shapes import recognise
 
     if (url is None) == (metrics is None):
         raise BadInput(
-            "give either --url or --metrics",
+            "give either --url or --metrics, or a pair to experiment with",
             "a diagnosis needs one source of figures",
-            "k3dspark diagnose --url HOST:PORT",
+            "k3dspark diagnose --url HOST:PORT, or --draft DIR --target DIR",
         )
     plain_seconds = plain_step_ms and plain_step_ms / 1e3
     if url is not None:
@@ -75,6 +131,87 @@ def diagnose(
         _print(diagnoses, lang)
     if any(diagnosis.found for diagnosis in diagnoses):
         raise typer.Exit(1)
+
+
+def _experiment(
+    target: Path | None,
+    draft: Path | None,
+    prompts: Path | None,
+    new_tokens: int,
+    margin: float,
+    seed: int,
+    report: Path | None,
+    dtype: Literal["auto", "float32", "bfloat16"],
+    threads: int | None,
+    lang: str,
+    as_json: bool,
+) -> None:
+    texts = _prompts(prompts) if prompts is not None else None
+    if report is not None:
+        check_place(report)
+
+    import torch
+
+    from k3dspark.diagnosis.experiment import ExperimentSettings, experiment
+    from k3dspark.diagnosis.prompts import PROMPTS
+    from k3dspark.diagnosis.report import experiment_page, experiment_record
+    from k3dspark.diagnosis.subject import open_subject
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    words = _wording(lang)
+    with Count("wirings", 1) as progress:
+
+        def tell(done: int, total: int) -> None:
+            progress.reach(done, total)
+
+        found = experiment(
+            open_subject(target, draft, dtype),
+            texts or PROMPTS,
+            ExperimentSettings(new_tokens=new_tokens, margin=margin, seed=seed),
+            tell,
+        )
+    record = experiment_record(found, words)
+    if report is not None:
+        experiment_page(record, words, lang).write(report)
+    if as_json:
+        print_json({**record, "lang": lang})
+    else:
+        _print_experiment(record, words)
+    if record["verdict"] != "nothing_wrong":
+        raise typer.Exit(1)
+
+
+def _prompts(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {path}", str(error), "pass a UTF-8 text, one prompt a line") from error
+
+
+def _print_experiment(record: dict[str, Any], words: Any) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from k3dspark.diagnosis.report import judged_rows, summary, with_change
+
+    console = Console(highlight=False)
+    console.print(Text(clean(record["draft"]), "bold"), clean(summary(record, words)), soft_wrap=True)
+    healthy = record["verdict"] == "nothing_wrong"
+    console.print(Text(words.VERDICTS[record["verdict"]], "green" if healthy else "bold red"))
+    for number, entry in enumerate(record["causes"], 1):
+        console.print(Text.assemble(f"{number}. ", (entry["title"], "bold"), f": {entry['with']}"), soft_wrap=True)
+        console.print(f"   {with_change(entry, words)}\n   {entry['remedy']}", soft_wrap=True, markup=False)
+    low = record["context"]["interval"][0]
+    if low <= record["margin_nats"]:
+        console.print(Text(words.EXPERIMENT["context_unused"], "yellow"), soft_wrap=True)
+    rows = table(*((name, "left") for name in words.EXPERIMENT_COLUMNS))
+    for row in judged_rows(record, words):
+        rows.add_row(*(Text(clean(cell)) for cell in row))
+    console.print(rows)
+    for entry in record["not_tried"]:
+        text = f"{words.EXPERIMENT['not_tried']}: {words.CHANGES[entry['id']][0]} ({entry['what']})"
+        console.print(Text(text, "dim"), soft_wrap=True)
 
 
 def _with_observations(evidence: Any, observations: Any) -> Any:

@@ -101,3 +101,10 @@ class Count(_Bar):
             left = (now - self._started) / self.done * (self.total - self.done)
             print(f"{self.done} of {self.total} {self.what}, {left:.0f} s left", file=sys.stderr, flush=True)
             self._last_line = now
+
+    def reach(self, done: int, total: int) -> None:
+        """So many are done, of so many: for work whose size is known only once it has begun."""
+        self.done, self.total = done - 1, total
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)
+        self.add()

@@ -186,3 +186,88 @@ UNJUDGED: Final = {
     "no_warm_and_cold": "the prefix cache: give responses with and without cached tokens (--requests FILE)",
     "one_rank": "differences between ranks: there is one",
 }
+
+# -- by experiment ---------------------------------------------------------------------------------------------------
+
+VERDICTS: Final = {
+    "cause_found": "cause found",
+    "nothing_wrong": "nothing wrong found",
+    "unexplained": "acceptance is dead, and none of these changes is the cause",
+}
+EXPERIMENT: Final = {
+    "summary": "acceptance length {length:.2f} over {anchors:,} blocks of {prompts} answers of {target}",
+    "with_change": "with it: {length:.2f} ({low:+.2f} to {high:+.2f})",
+    "judged": "judged",
+    "not_tried": "not tried",
+    "context_unused": "the draft makes as much of taps of zeros: it does not read the target",
+}
+EXPERIMENT_COLUMNS: Final = ("change", "with", "gain, nats a token", "acceptance length", "gain", "restores")
+YES_NO: Final = ("no", "yes")
+
+# What is wrong when the change restores acceptance, and what to do about it.
+CHANGES: Final = {
+    "taps_early": (
+        "your taps are one layer early",
+        "take each tap one layer later: the ids of config.json are 0-based layers whose output is tapped (vLLM counts from one more)",
+    ),
+    "taps_late": (
+        "your taps are one layer late",
+        "take each tap one layer earlier: ids of an engine that counts from one do not belong in config.json",
+    ),
+    "one_tap": ("one of your taps is a layer off", "correct that one of target_layer_ids"),
+    "tap_order": (
+        "your taps arrive in another order than the draft learnt",
+        "concatenate them in ascending order of layers; or the columns of context_proj were converted wrongly",
+    ),
+    "tap_stream": (
+        "your taps come from the other stream of the target",
+        "set aux_hidden_stream, and in vLLM VLLM_KIMI_K3_AUX_ATTN_RES_STREAM, to the stream given here",
+    ),
+    "positions_low": (
+        "positions of the block are one too low",
+        "slot 0 stands at the anchor's position, which is the number of context rows",
+    ),
+    "positions_high": (
+        "positions of the block are one too high",
+        "slot 0 stands at the anchor's position, which is the number of context rows",
+    ),
+    "yarn_missing": ("YaRN is off, and the draft was trained with it", "restore rope_parameters from the source"),
+    "yarn_surplus": ("YaRN is on, and the draft was trained without it", "restore rope_parameters from the source"),
+    "yarn_scale": (
+        "the scale of YaRN is not that of training",
+        "restore mscale and mscale_all_dim (published: 1.0 and 1.0); apply the scale once, in the softmax",
+    ),
+    "rope_layout": (
+        "rotary rows lie in the other layout",
+        "rotate pairs (2i, 2i+1), or convert the rotary rows of q_b_proj and kv_a_proj_with_mqa back",
+    ),
+    "rope_theta": ("rope_theta is not that of training", "restore rope_theta from the source"),
+    "markov_wrong": (
+        "the Markov head does harm: it belongs to another draft or another vocabulary",
+        "fetch markov_head again; check the order of the draft vocabulary (d2t)",
+    ),
+    "markov_transposed": (
+        "markov_w1 and markov_w2 are exchanged",
+        "exchange them: w1 is read by token, w2 gives the bias",
+    ),
+    "block_mask": (
+        "the mask inside the block is not that of training",
+        "set block_causal as given here, and see what the engine's version does",
+    ),
+    "lm_head": ("the draft's lm_head is not the target's", "leave lm_head.safetensors out, or fetch it again"),
+    "embedding": ("the draft's embedding is not the target's", "leave embed_tokens out, or fetch it again"),
+    "mask_token": ("mask_token_id is not that of training", "restore mask_token_id from the source"),
+    "dtype": ("the draft loses acceptance to rounding", "run the draft in a wider format"),
+}
+NOT_TRIED: Final = {
+    "no_such_layer": "a layer would lie outside the target",
+    "one_tap": "there is one tap",
+    "one_stream": "the target has one stream",
+    "has_yarn": "YaRN is on",
+    "no_yarn": "YaRN is off",
+    "markov_is_zero": "the Markov head is zero already",
+    "other_width": "the target's has another width",
+    "is_the_targets": "it is the target's already",
+    "is_fp32": "it runs in float32 already",
+    "nothing_else": "there is nothing else to try",
+}

@@ -117,3 +117,66 @@ UNJUDGED: Final = {
     "no_warm_and_cold": "前缀缓存：请给命中与未命中的响应（--requests FILE）",
     "one_rank": "rank 之间的差异：只有一个 rank",
 }
+
+# -- 通过实验 --------------------------------------------------------------------------------------------------------
+
+VERDICTS: Final = {
+    "cause_found": "已找到原因",
+    "nothing_wrong": "未发现问题",
+    "unexplained": "几乎没有词元被接受，而以下改动都不是原因",
+}
+EXPERIMENT: Final = {
+    "summary": "接受长度 {length:.2f}（{target} 的 {prompts} 个回答，{anchors:,} 个块）",
+    "with_change": "改动后：{length:.2f}（{low:+.2f} 至 {high:+.2f}）",
+    "judged": "已评判",
+    "not_tried": "未尝试",
+    "context_unused": "把抽取的隐藏状态全部置零，草稿也一样好：它没有读取目标模型",
+}
+EXPERIMENT_COLUMNS: Final = ("改动", "取值", "增益（奈特/词元）", "接受长度", "增益", "能恢复")
+YES_NO: Final = ("否", "是")
+
+CHANGES: Final = {
+    "taps_early": (
+        "抽取层早了一层",
+        "每个抽取点后移一层：config.json 中的编号从 0 开始，取该层的输出（vLLM 的编号多 1）",
+    ),
+    "taps_late": ("抽取层晚了一层", "每个抽取点前移一层：从 1 开始计数的引擎编号不应写进 config.json"),
+    "one_tap": ("有一个抽取点错了一层", "更正 target_layer_ids 中的这一项"),
+    "tap_order": ("抽取的顺序与训练不同", "按层号升序拼接；或 context_proj 的列在转换时弄错了"),
+    "tap_stream": (
+        "抽取的是目标模型的另一条流",
+        "把 aux_hidden_stream（vLLM 中为 VLLM_KIMI_K3_AUX_ATTN_RES_STREAM）设为此处给出的流",
+    ),
+    "positions_low": ("块内位置小了 1", "第 0 个槽位于锚点的位置，即上下文行数"),
+    "positions_high": ("块内位置大了 1", "第 0 个槽位于锚点的位置，即上下文行数"),
+    "yarn_missing": ("YaRN 未启用，而训练时启用了", "从来源恢复 rope_parameters"),
+    "yarn_surplus": ("YaRN 已启用，而训练时没有", "从来源恢复 rope_parameters"),
+    "yarn_scale": (
+        "YaRN 的缩放与训练不同",
+        "恢复 mscale 与 mscale_all_dim（公开值均为 1.0）；缩放只在 softmax 中应用一次",
+    ),
+    "rope_layout": (
+        "旋转部分的行是另一种布局",
+        "按 (2i, 2i+1) 成对旋转，或把 q_b_proj 与 kv_a_proj_with_mqa 的旋转行转换回来",
+    ),
+    "rope_theta": ("rope_theta 与训练不同", "从来源恢复 rope_theta"),
+    "markov_wrong": ("Markov 头有害：它属于另一个草稿或另一个词表", "重新获取 markov_head；核对草稿词表（d2t）的顺序"),
+    "markov_transposed": ("markov_w1 与 markov_w2 互换了", "换回来：w1 按词元读取，w2 给出偏置"),
+    "block_mask": ("块内掩码与训练不同", "按此处给出的值设置 block_causal，并查看引擎该版本的行为"),
+    "lm_head": ("草稿的 lm_head 不是目标模型的", "去掉 lm_head.safetensors，或重新获取"),
+    "embedding": ("草稿的词嵌入不是目标模型的", "去掉 embed_tokens，或重新获取"),
+    "mask_token": ("mask_token_id 与训练不同", "从来源恢复 mask_token_id"),
+    "dtype": ("草稿因舍入损失接受率", "用更宽的格式运行草稿"),
+}
+NOT_TRIED: Final = {
+    "no_such_layer": "会超出目标模型的层",
+    "one_tap": "只有一个抽取点",
+    "one_stream": "目标模型只有一条流",
+    "has_yarn": "YaRN 已启用",
+    "no_yarn": "YaRN 未启用",
+    "markov_is_zero": "Markov 头已为零",
+    "other_width": "目标模型的宽度不同",
+    "is_the_targets": "已经是目标模型的",
+    "is_fp32": "已用 float32 运行",
+    "nothing_else": "没有其他取值可试",
+}
