@@ -33,7 +33,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 integration: $(INSTALLED)
-	$(BIN)/python -m pytest -m integration
+	$(BIN)/python -m pytest -m integration -rs
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/embedded.py
