@@ -145,8 +145,9 @@ def metrics(text: str) -> Counter[str]:
     for line in text.splitlines():
         if not line.startswith("#"):
             name, value = line.rsplit(" ", 1)
-            values[name.split("{")[0]] += float(value)
-            values[name.replace('engine="0",', "").replace(',model_name="soak"', "")] += float(value)
+            names = {name.split("{")[0], name.replace('engine="0",', "").replace(',model_name="soak"', "")}
+            for key in names:  # one, where there are no labels
+                values[key] += float(value)
     return values
 
 
