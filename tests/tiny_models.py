@@ -40,11 +40,11 @@ def write_target(directory: Path, seed: int = 0, chat_template: str | None = CHA
         pad_token_id=258,
     )
     LlamaForCausalLM(config).save_pretrained(directory)
-    _tokenizer(chat_template).save_pretrained(directory)
+    byte_tokenizer(chat_template).save_pretrained(directory)
     return directory
 
 
-def _tokenizer(chat_template: str | None) -> PreTrainedTokenizerFast:
+def byte_tokenizer(chat_template: str | None) -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     specials = ["<|im_start|>", "<|im_end|>", "<|pad|>", "<|mask|>"]
     vocabulary = {piece: index for index, piece in enumerate([*alphabet, *specials])}
