@@ -22,7 +22,7 @@ Fault = Callable[[Service], None]
 def served(pair: ModelPair, fault: Fault = lambda _: None, *, concurrency: int = 2) -> Iterator[Server]:
     """A generator that asks a server of this pair, in which `fault` has been planted."""
     settings = Settings(running=8)
-    with running(pair, settings, EngineSettings(FullBlock(), exact=True)) as started:
+    with running(pair, settings, EngineSettings(FullBlock(), exact=True, prefix_rows=4096)) as started:
         fault(started.service)
         server = open_server(started.url, model=None, api_key=None, timeout_seconds=600, concurrency=concurrency)
         server.tokenizer = server.codec()

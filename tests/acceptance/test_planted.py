@@ -47,13 +47,17 @@ def kinds(result: Acceptance) -> set[Kind]:
     return {divergence.kind for divergence in result.divergences}
 
 
-def test_a_server_with_its_draft_is_identical_to_one_without(plain: Server, pair: ModelPair, inputs: InputSet) -> None:
+def test_a_server_with_its_draft_is_identical_to_one_without_cold_and_warm(
+    plain: Server, pair: ModelPair, inputs: InputSet
+) -> None:
     with served(pair) as candidate:
         result = accept(plain, candidate, inputs, Plan(concurrency=2))
     assert result.verdict.outcome is Outcome.IDENTICAL
     assert result.numerics is not None
     assert result.numerics.largest == 0.0  # the same bits, not only the same tokens
     assert result.sources == (Source.IDS, Source.IDS)
+    assert {tally.run for tally in result.tallies} == {"cold", "warm", "stop"}
+    assert all(cached is not None and cached > 0 for cached in result.cached)  # warm runs did meet the cache
 
 
 def test_a_temperature_that_slipped_in(plain: Server, pair: ModelPair, inputs: InputSet) -> None:
