@@ -13,6 +13,16 @@ from k3dspark.decoding import Engine, SamplingParams
 from k3dspark.embedded.pair import ModelPair
 
 
+def usage(prompt: int, new: int) -> dict[str, Any]:
+    """Of an answer whose prompt was not in the prefix cache."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "total_tokens": prompt + new,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
 def alone(pair: ModelPair, prompt: str, count: int, **sampling: Any) -> tuple[str, list[int]]:
     """What the engine gives for one request and nothing else: its text and its tokens."""
     params = SamplingParams(count, stop_token_ids=pair.stop_ids, **sampling)
@@ -31,7 +41,7 @@ def test_the_answer_is_the_engines_own(server: Running, pair: ModelPair) -> None
     answer = server.complete("Once upon", max_tokens=24)
     text, tokens = alone(pair, "Once upon", 24)
     assert answer["choices"][0]["text"] == text
-    assert answer["usage"] == {"prompt_tokens": 9, "completion_tokens": len(tokens), "total_tokens": 9 + len(tokens)}
+    assert answer["usage"] == usage(9, len(tokens))
     assert answer["object"] == "text_completion"
     assert answer["model"] == "target"
 
@@ -56,7 +66,7 @@ def test_usage_and_statistics_close_a_stream_when_asked_for(server: Running) -> 
     body = {"prompt": "The sea", "max_tokens": 30, "temperature": 0, "ignore_eos": True, "stream": True}
     last = events(server.post("/v1/completions", body | {"stream_options": {"include_usage": True}}))[-1]
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 7, "completion_tokens": 30, "total_tokens": 37}
+    assert last["usage"] == usage(7, 30)
     assert last["metrics"]["speculative_decoding"]["rounds"] > 0
 
 
