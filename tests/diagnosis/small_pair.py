@@ -25,7 +25,7 @@ TAPS = [1, 3, 5]
 PROMPTS = tuple(f"{word} {number}" for word in ("sum", "list", "tell", "why") for number in range(6))
 
 
-def write_pair(directory: Path, steps: int = 400) -> tuple[Path, Path]:
+def write_pair(directory: Path, steps: int = 150) -> tuple[Path, Path]:
     """(target, draft) directories; the draft is trained on the very answers that an experiment will replay."""
     target = write_target(directory / "target")
     draft = write_draft(

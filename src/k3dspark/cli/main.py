@@ -37,6 +37,7 @@ COMMANDS = (
     "monitor",
     "diagnose",
     "accept",
+    "runbook",
 )
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it

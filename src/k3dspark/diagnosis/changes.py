@@ -5,7 +5,7 @@ A change gives the wirings that undo it, or says in one word of `wording_*.NOT_T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
@@ -42,11 +42,13 @@ class NotApplicable(Exception):
         self.reason = reason
 
 
-def candidates(subject: Subject) -> tuple[list[Candidate], dict[str, str]]:
-    """Everything that can be tried on this pair, and the changes that cannot, with the reason."""
+def candidates(subject: Subject, only: Sequence[str] | None = None) -> tuple[list[Candidate], dict[str, str]]:
+    """Everything that can be tried on this pair, and the changes that cannot, with the reason; or `only` some."""
     found: list[Candidate] = []
     refused: dict[str, str] = {}
     for change, variants in CHANGES.items():
+        if only is not None and change not in only:
+            continue
         try:
             tried = [Candidate(change, detail, wiring) for detail, wiring in variants(subject)]
         except NotApplicable as no:

@@ -33,12 +33,16 @@ DEAD = 1.1  # acceptance length below which a pair is not healthy, whatever the 
 
 @dataclass(frozen=True)
 class ExperimentSettings:
-    """`margin` is what a change must surely bring, in nats a draft token; `level` holds for all judged together."""
+    """`margin` is what a change must surely bring, in nats a draft token; `level` holds for all judged together.
+
+    `changes` are those to try, None for all.
+    """
 
     new_tokens: int = 40
     margin: float = 0.01
     level: float = 0.95
     seed: int = 0
+    changes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def experiment(
             f"a quarter chooses between changes and the others judge: {LEAST_PROMPTS} are the least that can",
             "give more prompts, or none for the built-in ones",
         )
-    tried, refused = candidates(subject)
+    tried, refused = candidates(subject, settings.changes)
     layers = sorted({tap.layer for candidate in tried for tap in candidate.wiring.taps})
     ids = [subject.prompt_ids(prompt) for prompt in prompts]
     steps = _Steps(report, 1 + len(tried) + min(KEPT, len(tried)) + JUDGED + 4)
