@@ -87,10 +87,11 @@ def find_model(url: str, api_key: str | None = None) -> str:
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        dead = isinstance(error, httpx.ConnectError)
         raise EngineFault(
             f"cannot ask {url} for its models",
             str(error) or type(error).__name__,
-            "start the server, or correct --url" if isinstance(error, httpx.ConnectError) else "check --url and --api-key",
+            "start the server, or correct --url" if dead else "check --url and --api-key",
         ) from error
 
 
