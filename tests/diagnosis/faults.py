@@ -118,7 +118,7 @@ def _embedding(draft: Path, healthy: Wiring) -> None:
 
 def _lm_head(draft: Path, healthy: Wiring) -> None:
     """An output layer of a much finer-tuned sibling, here the right one with noise of half its size."""
-    head = healthy.tensors["embed_tokens.weight"].float()  # both embedded targets tie the two
+    head = healthy.tensors["embed_tokens.weight"].float()  # the targets here tie the two
     noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(0))
     _own_embeddings(draft, healthy, None, head + 0.5 * head.std() * noise)
 

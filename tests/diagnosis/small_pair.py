@@ -55,7 +55,7 @@ def write_target(directory: Path) -> Path:
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2,
-        bos_token_id=256, eos_token_id=257, pad_token_id=258,
+        tie_word_embeddings=True, bos_token_id=256, eos_token_id=257, pad_token_id=258,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(directory)
     byte_tokenizer(CHAT_TEMPLATE).save_pretrained(directory)
