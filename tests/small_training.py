@@ -14,7 +14,7 @@ from k3dspark.target.weights import LlamaWeights, load_llama
 from k3dspark.training.initialise import initialise
 from k3dspark.training.pipeline import DraftShape, default_taps, draft_config
 from k3dspark.training.regenerate import RegenerateSettings, Regenerator
-from tiny_models import CHAT_TEMPLATE, VOCABULARY, _tokenizer
+from tiny_models import CHAT_TEMPLATE, VOCABULARY, byte_tokenizer
 
 SHAPE = DraftShape(
     layers=2, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, markov_rank=8,
@@ -39,7 +39,7 @@ def write_deep_target(directory: Path, seed: int = 0) -> Path:
         pad_token_id=258,
     )
     LlamaForCausalLM(config).save_pretrained(directory)
-    _tokenizer(CHAT_TEMPLATE).save_pretrained(directory)
+    byte_tokenizer(CHAT_TEMPLATE).save_pretrained(directory)
     return directory
 
 
@@ -48,7 +48,7 @@ def regenerator(
 ) -> Regenerator:
     settings = RegenerateSettings(seed=seed, group=12, max_answer_tokens=24, max_prompt_tokens=12, **changes)  # type: ignore[arg-type]
     forward = BatchForward(weights, tuple(default_taps(weights.shape.layers)))
-    return Regenerator(forward, _tokenizer(CHAT_TEMPLATE), [257], settings, held_out or [])
+    return Regenerator(forward, byte_tokenizer(CHAT_TEMPLATE), [257], settings, held_out or [])
 
 
 def small_draft(weights: LlamaWeights, taps: torch.Tensor, **changes: object) -> K3DSparkModel:

@@ -25,7 +25,7 @@ from k3dspark.training.regenerate import RegenerateSettings, Regenerator
 from k3dspark.training.shards import Sequence, ShardStore
 from k3dspark.training.trainer import Trainer, TrainSettings
 from small_training import load_llama, small_draft
-from tiny_models import CHAT_TEMPLATE, VOCABULARY, _tokenizer
+from tiny_models import CHAT_TEMPLATE, VOCABULARY, byte_tokenizer
 
 LETTERS = "abcdefghijklmnop"
 RULES = 3
@@ -81,7 +81,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> LlamaWeights:
         num_key_value_heads=2, head_dim=8, max_position_embeddings=256, tie_word_embeddings=True,
         initializer_range=0.1, bos_token_id=256, eos_token_id=257, pad_token_id=258,
     )  # fmt: skip
-    model, tokenizer = Qwen3ForCausalLM(config), _tokenizer(CHAT_TEMPLATE)
+    model, tokenizer = Qwen3ForCausalLM(config), byte_tokenizer(CHAT_TEMPLATE)
     assert teach(model, tokenizer, 250) > 0.9
     directory = tmp_path_factory.mktemp("qwen3")
     model.save_pretrained(directory)
@@ -106,7 +106,7 @@ def test_acceptance_comes_from_the_taps(taught: LlamaWeights, tmp_path: Path) ->
     )
     forward = BatchForward(taught, tuple(default_taps(taught.shape.layers)))
     prompts = [conversation(rng)[0] for _ in range(240)]
-    source = Regenerator(forward, _tokenizer(CHAT_TEMPLATE), [257], settings, [], prompts)
+    source = Regenerator(forward, byte_tokenizer(CHAT_TEMPLATE), [257], settings, [], prompts)
     source.write_shards(tmp_path / "data", 10**6, "s")
     store = ShardStore(tmp_path / "data", eval_fraction=0.2)
     assert len(store.evaluation) > 20
