@@ -1,4 +1,4 @@
-"""One fetch into a directory at a time."""
+"""Locks between processes: one fetch into a directory at a time, one run into an archive."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ def locked(directory: Path) -> Iterator[None]:
         raise BadInput(f"{state} is a symbolic link", "fetch keeps its state in a real directory", "remove the link")
     state.mkdir(parents=True, exist_ok=True)
     (state / ".gitignore").write_text("*\n")  # in a clone, `git status` need not show it
-    descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    busy = f"another fetch into {directory} is running", "wait for it to end, or fetch into another directory"
+    with hold(state / "lock", *busy):
+        yield
+
+
+@contextmanager
+def hold(path: Path, busy: str, remedy: str) -> Iterator[None]:
+    """Hold the lock of the file `path`. Raises `BadInput` (`busy`, `remedy`) while another process does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as problem:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
-            raise BadInput(
-                f"another fetch into {directory} is running",
-                f"process {holder or 'unknown'} holds its lock",
-                "wait for it to end, or fetch into another directory",
-            ) from problem
+            raise BadInput(busy, f"process {holder or 'unknown'} holds its lock", remedy) from problem
         except OSError as problem:
             raise EngineFault(
-                f"{directory} cannot be locked", str(problem), "use a file system with locks, then move the files"
+                f"{path.parent} cannot be locked", str(problem), "use a file system with locks, then move the files"
             ) from problem
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())

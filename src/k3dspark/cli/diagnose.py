@@ -146,14 +146,15 @@ def _experiment(
     lang: str,
     as_json: bool,
 ) -> None:
-    texts = _prompts(prompts) if prompts is not None else None
+    from k3dspark.diagnosis.prompts import PROMPTS, read_prompts
+
+    texts = read_prompts(prompts) if prompts is not None else PROMPTS
     if report is not None:
         check_place(report)
 
     import torch
 
     from k3dspark.diagnosis.experiment import ExperimentSettings, experiment
-    from k3dspark.diagnosis.prompts import PROMPTS
     from k3dspark.diagnosis.report import experiment_page, experiment_record
     from k3dspark.diagnosis.subject import open_subject
 
@@ -161,15 +162,11 @@ def _experiment(
         torch.set_num_threads(threads)
     words = _wording(lang)
     with Count("wirings", 1) as progress:
-
-        def tell(done: int, total: int) -> None:
-            progress.reach(done, total)
-
         found = experiment(
             open_subject(target, draft, dtype),
             texts or PROMPTS,
             ExperimentSettings(new_tokens=new_tokens, margin=margin, seed=seed),
-            tell,
+            progress.reach,
         )
     record = experiment_record(found, words)
     if report is not None:
@@ -180,13 +177,6 @@ def _experiment(
         _print_experiment(record, words)
     if record["verdict"] != "nothing_wrong":
         raise typer.Exit(1)
-
-
-def _prompts(path: Path) -> list[str]:
-    try:
-        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read {path}", str(error), "pass a UTF-8 text, one prompt a line") from error
 
 
 def _print_experiment(record: dict[str, Any], words: Any) -> None:

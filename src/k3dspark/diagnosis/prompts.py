@@ -1,8 +1,11 @@
-"""The built-in prompts of an experiment: short ones whose answers differ in kind."""
+"""The prompts of an experiment: built-in short ones whose answers differ in kind, or a file's."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
+
+from k3dspark.errors import BadInput
 
 PROMPTS: Final = (
     "Explain in a few sentences why bread rises in the oven.",
@@ -46,3 +49,11 @@ PROMPTS: Final = (
     "What happens when ice melts?",
     "Write a poem of four lines about the sea.",
 )
+
+
+def read_prompts(path: Path) -> list[str]:
+    """One prompt a line, blank lines left out. Raises `BadInput` for a file that cannot be read."""
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {path}", str(error), "pass a UTF-8 text, one prompt a line") from error

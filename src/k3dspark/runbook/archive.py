@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any, Final
 
 from k3dspark.checkpoint.files import write_json
 from k3dspark.checkpoint.jsonfile import read_object
+from k3dspark.checkpoint.lock import hold
 from k3dspark.errors import BadInput
 from k3dspark.runbook.outcome import Outcome
 
@@ -29,18 +28,9 @@ class Archive:
     def locked(self) -> Iterator[None]:
         """Hold the archive: two runs into one directory would mix. Raises `BadInput` while another does."""
         (self.directory / STEPS).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as problem:
-            os.close(descriptor)
-            raise BadInput(
-                f"another run writes into {self.directory}", "its lock is held", "wait, or name another directory"
-            ) from problem
-        try:
+        busy = f"another run writes into {self.directory}", "wait, or name another directory"
+        with hold(self.directory / "lock", *busy):
             yield
-        finally:
-            os.close(descriptor)
 
     def begin(self, asked: Mapping[str, Any]) -> None:
         """Note what is asked. Raises `BadInput` when the directory holds a run that was asked something else."""

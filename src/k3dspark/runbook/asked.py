@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from k3dspark.diagnosis.prompts import PROMPTS
+from k3dspark.diagnosis.prompts import PROMPTS, read_prompts
 from k3dspark.embedded.pair import EMBEDDED_DRAFT
 from k3dspark.embedded.target import embedded_target_dir
-from k3dspark.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,7 @@ class Asked:
 
     def texts(self) -> Sequence[str]:
         """The prompts. Raises `BadInput` for a file that cannot be read."""
-        if self.prompts is None:
-            return PROMPTS
-        try:
-            lines = self.prompts.read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"cannot read {self.prompts}", str(error), "pass a UTF-8 text, one prompt a line") from error
-        return [line.strip() for line in lines if line.strip()]
+        return PROMPTS if self.prompts is None else read_prompts(self.prompts)
 
     def as_json(self) -> dict[str, Any]:
         """The settings, and the digest of the draft's config.json: an archive is of one draft as it was."""

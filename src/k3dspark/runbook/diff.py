@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from k3dspark.checkpoint.explain import Language, explain_config
@@ -61,7 +61,7 @@ def differences(left: Record, right: Record, language: Language = "en") -> Compa
                 continue
             found = Difference(step, name, ours.get(name), theirs.get(name))
             if step == "inspect" and name.startswith(CONFIG):
-                causes.append(Difference(**{**asdict(found), **_meaning(name.removeprefix(CONFIG), language)}))
+                causes.append(replace(found, **_meaning(name.removeprefix(CONFIG), language)))
             else:
                 effects.append(found)
     asked = [

@@ -60,17 +60,21 @@ def fetch(shop: Workshop) -> Outcome:
     directory = shop.asked.draft_directory
     inspect_checkpoint(directory)  # refuses what is no checkpoint
     files = sorted(path for path in directory.iterdir() if path.suffix in HASHED and path.is_file())
+    manifest = read_manifest(directory)
+    faults = manifest_findings(directory, verify=True) if manifest is not None else []
+    # What is as it was fetched was hashed just now: gigabytes are not read twice.
+    known = {file.path: file.sha256 for file in manifest.files} if manifest is not None else {}
+    for fault in faults:
+        known.pop(fault.subject, None)
     facts: dict[str, Fact] = {}
     for path in files:
         facts[f"{path.name}.bytes"] = path.stat().st_size
-        facts[f"{path.name}.sha256"] = sha256_file(path)
-    manifest = read_manifest(directory)
+        facts[f"{path.name}.sha256"] = known.get(path.name) or sha256_file(path)
     if manifest is None:
         return Outcome(
             "warn", f"{len(files)} files hashed; there is no record of a fetch to hold them against", facts,
             ("run `k3dspark fetch --repull --to DIR SOURCE` to verify them against their source",),
         )  # fmt: skip
-    faults = manifest_findings(directory, verify=True)
     facts |= {"source": manifest.source, "revision": manifest.revision}
     return _judged(faults, f"{len(manifest.files)} files as they were fetched", facts)
 
