@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from k3dspark.acceptance.asking import Answer, Question, Scores, Source
-from k3dspark.decoding import Capacity, Engine, FinishReason, Request, Result, SamplingParams, Scheduler
+from k3dspark.decoding import Capacity, Engine, FinishReason, Request, SamplingParams, Scheduler
 from k3dspark.embedded.pair import ModelPair
 from k3dspark.errors import BadInput, EngineFault
+from k3dspark.target.loading import conversation_ids
 
 
 class Local:
@@ -66,26 +66,21 @@ class Local:
         if question.text is not None:
             return self._engine.submit(self._pair.raw_ids(question.text), params)
         turns = [dict(message) for message in question.messages or ()]
-        text = self._pair.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        return self._engine.submit(list(self._pair.tokenizer(text, add_special_tokens=False).input_ids), params)
+        return self._engine.submit(conversation_ids(self._pair.tokenizer, turns), params)
 
     def _answer(self, request: Request, question: Question) -> Answer:
         if request.error is not None:
             raise request.error
-        assert request.finish_reason is not None
-        result = Result(
-            request.prompt_ids, tuple(request.new_ids), tuple(request.logprobs), request.finish_reason, request.stats
-        )
-        text = self._pair.text(result.token_ids)
+        text = self._pair.text(request.new_ids)
         found = [at for stop in question.stop if (at := text.find(stop)) >= 0]
         return Answer(
-            token_ids=result.token_ids,
+            token_ids=tuple(request.new_ids),
             text=text[: min(found)] if found else text,
-            finish="stop" if result.finish_reason is FinishReason.STOP else "length",
+            finish="stop" if request.finish_reason is FinishReason.STOP else "length",
             source=Source.IDS,
-            scores=tuple(Scores(entry.logprob, entry.best) for entry in result.logprobs),
-            prompt_tokens=len(result.prompt_ids),
-            prompt_ids=result.prompt_ids,
+            scores=tuple(Scores(entry.logprob, entry.best) for entry in request.logprobs),
+            prompt_tokens=len(request.prompt_ids),
+            prompt_ids=request.prompt_ids,
         )
 
 
@@ -109,12 +104,3 @@ class PairCodec:
             tokenizer = self._pair.tokenizer
             self._names = unique_names(tokenizer.decode([i]) for i in range(len(tokenizer)))
         return self._names.get(name)
-
-
-def load_local(target: Path | None, draft: Path | None, dtype: str, threads: int | None) -> ModelPair:
-    """The pair of two directories; None and None are the embedded one with its draft."""
-    from k3dspark.embedded.pair import load_embedded_pair, load_pair
-
-    if target is None and draft is None:
-        return load_embedded_pair(dtype=dtype, threads=threads)  # type: ignore[arg-type]
-    return load_pair(target, draft, dtype=dtype, threads=threads)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from k3dspark.cli.output import check_place, clean, print_json, table
 from k3dspark.errors import BadInput
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from k3dspark.acceptance.asking import Codec, Generator
     from k3dspark.acceptance.inputs import InputSet
     from k3dspark.acceptance.run import Acceptance
@@ -121,10 +122,7 @@ def accept(
     from k3dspark.acceptance.run import accept as compare
     from k3dspark.cli.progress import Count
 
-    opened = _Opened(
-        api_key or os.environ.get("K3DSPARK_API_KEY") or os.environ.get("OPENAI_API_KEY"), timeout, concurrency, dtype,
-        threads,
-    )  # fmt: skip
+    opened = _Opened(options.api_key(api_key), timeout, concurrency, dtype, threads)
     with ExitStack() as stack:
         # The one with a draft first: a plain side can then share its target.
         sides = {"baseline": (baseline, baseline_draft, baseline_model),
@@ -185,7 +183,7 @@ class _Opened:
     api_key: str | None
     timeout: float
     concurrency: int
-    dtype: str
+    dtype: Literal["auto", "float32", "bfloat16"]
     threads: int | None
 
     def __post_init__(self) -> None:
@@ -198,14 +196,15 @@ class _Opened:
             return open_server(
                 name, model=model, api_key=self.api_key, timeout_seconds=self.timeout, concurrency=self.concurrency
             )
-        from k3dspark.acceptance.local import Local, load_local
+        from k3dspark.acceptance.local import Local
 
         embedded = name in (EMBEDDED, PLAIN)
         target = None if embedded else Path(name).resolve()
         pair = self._pairs.get(target)
         with_draft = name == EMBEDDED or draft is not None
         if pair is None or (with_draft and not embedded):
-            pair = self._pairs[target] = load_local(target, draft, self.dtype, self.threads)
+            plain = not embedded and draft is None
+            pair = self._pairs[target] = options.load(target, draft, plain, self.dtype, self.threads)
         return Local(pair, with_draft=with_draft, concurrency=self.concurrency)
 
 
@@ -260,11 +259,9 @@ def _print(result: Acceptance) -> None:
     console.print(Text(result.verdict.meaning, "bold green" if result.verdict.accepted else "bold red"), soft_wrap=True)
 
 
-def _table(console: object, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.console import Console
+def _table(console: Console, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     from rich.text import Text
 
-    assert isinstance(console, Console)
     if rows:
         found = table(*((column, "left" if column in ("inputs", "input", "run", "class", "evidence") else "right")
                         for column in columns))  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from k3dspark.cli import options
 from k3dspark.cli.output import print_json, table
 from k3dspark.errors import BadInput, CheckFailed
 
@@ -85,7 +85,7 @@ def bench(
     from k3dspark.serving import load_report
     from k3dspark.serving.load import Exchange, LoadSettings, find_model, run_load
 
-    api_key = api_key or os.environ.get("K3DSPARK_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    api_key = options.api_key(api_key)
     settings = LoadSettings(
         url=url,
         prompts=tuple(prompts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -71,6 +72,11 @@ PlainUrl = Annotated[
 PlainStep = Annotated[
     float | None, typer.Option("--plain-step-ms", min=0.001, help="Time of a plain decoding step at this load.")
 ]
+
+
+def api_key(given: str | None) -> str | None:
+    """The key for other people's servers: the option's, or that of the environment."""
+    return given or os.environ.get("K3DSPARK_API_KEY") or os.environ.get("OPENAI_API_KEY")
 
 
 def require_draft(target: Path | None, draft: Path | None, no_draft: bool | None = None) -> None:

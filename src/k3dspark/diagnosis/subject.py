@@ -13,16 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from k3dspark.diagnosis.capture import BatchRecorder, EngineRecorder, Recorder
 from k3dspark.diagnosis.wiring import Stream, Wiring
-from k3dspark.embedded.pair import EMBEDDED_DRAFT, stop_ids, tap_stream
+from k3dspark.embedded.pair import EMBEDDED_DRAFT, draft_for, embedding_and_head, stop_ids, tap_stream
 from k3dspark.embedded.target import NAME, embedded_target_dir
 from k3dspark.errors import BadInput
 from k3dspark.model.config import K3DSparkConfig
-from k3dspark.model.loading import load_draft
-from k3dspark.model.packed import native_bf16
-from k3dspark.model.rotation import rotation_between, undo_rotation
 from k3dspark.target.checks import check_taps
 from k3dspark.target.kimi_k3 import KimiK3Target
-from k3dspark.target.loading import DType, load_tokenizer, model_directory, open_target
+from k3dspark.target.loading import DType, conversation_ids, load_tokenizer, model_directory, open_target, precision
 from k3dspark.target.protocol import Target
 from k3dspark.target.transformers_target import TransformersTarget
 from k3dspark.target.weights import load_llama, read_config, unsupported_reason
@@ -53,9 +50,7 @@ class Subject:
         """A user's turn in the target's chat template; the text itself where it has none."""
         if not self.tokenizer.chat_template:
             return list(self.tokenizer(prompt).input_ids)
-        turn = [{"role": "user", "content": prompt}]
-        text = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return conversation_ids(self.tokenizer, [{"role": "user", "content": prompt}])
 
 
 def open_subject(target: Path | None, draft: Path | None, dtype: DType = "auto") -> Subject:
@@ -72,13 +67,9 @@ def open_subject(target: Path | None, draft: Path | None, dtype: DType = "auto")
     _require_fit(config, recorder, embed)
 
     def loaded(width: torch.dtype) -> Wiring:
-        draft = load_draft(place, config, embed, head, width)
-        rotation = rotation_between(draft.embed_tokens.weight, embed.to(width))
-        if rotation is not None:  # a target quantised with QuaRot
-            undo_rotation(draft, rotation)
-        return Wiring.of(draft)
+        return Wiring.of(draft_for(place, config, embed, head, width))
 
-    computed = torch.bfloat16 if dtype == "bfloat16" or (dtype == "auto" and native_bf16()) else torch.float32
+    computed = precision(dtype)
     tokenizer = load_tokenizer(directory)
     return Subject(
         name=NAME if target is None else target.resolve().name,
@@ -101,6 +92,7 @@ def _open_target(
         weights = load_llama(directory, torch.float32)
         return weights.embed, weights.head, BatchRecorder(weights)
     opened = open_target(directory, dtype, config.target_layer_ids, tap_stream=tap_stream(config))
+    embed, head = embedding_and_head(opened)
     if isinstance(opened, KimiK3Target):
         model = opened.model
         streams: tuple[Stream, ...] = ("prefix", "attn_res")
@@ -108,14 +100,13 @@ def _open_target(
         def k3(layers: Sequence[int], stream: Stream) -> Target:
             return KimiK3Target(model, layers, stream)
 
-        return model.embed_weight, model.head_weight, EngineRecorder(k3, range(model.shape.layers), streams)
+        return embed, head, EngineRecorder(k3, range(model.shape.layers), streams)
     assert isinstance(opened, TransformersTarget)
     network = opened.model
 
     def adapted(layers: Sequence[int], stream: Stream) -> Target:
         return TransformersTarget(network, layers)
 
-    embed, head = network.get_input_embeddings().weight, network.get_output_embeddings().weight
     # transformers reports the last layer only after the final norm, so it cannot be tapped.
     layers = range(int(network.config.get_text_config(decoder=True).num_hidden_layers) - 1)
     return embed.detach(), head.detach(), EngineRecorder(adapted, layers)

@@ -19,7 +19,7 @@ from k3dspark.model.rotation import rotation_between, undo_rotation
 from k3dspark.target.kimi_k3 import KimiK3Target
 from k3dspark.target.kimi_k3_model import TapStream
 from k3dspark.target.llama import LlamaTarget
-from k3dspark.target.loading import DType, load_tokenizer, open_target
+from k3dspark.target.loading import DType, conversation_ids, load_tokenizer, open_target
 from k3dspark.target.protocol import Target
 from k3dspark.target.transformers_target import TransformersTarget
 
@@ -50,8 +50,7 @@ class ModelPair:
             )
         turns = [{"role": "system", "content": system}] if system is not None else []
         turns.append({"role": "user", "content": prompt})
-        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return conversation_ids(self.tokenizer, turns)
 
     def raw_ids(self, text: str) -> list[int]:
         """Token ids of a text to be continued, after the special tokens that the tokenizer puts before any text."""
@@ -96,22 +95,33 @@ def load_pair(
 
 
 def _draft_beside(target: Target, directory: Path, config: K3DSparkConfig | None) -> K3DSparkModel:
-    """The draft in the target's dtype, sharing the target's embedding and head where it has none of its own.
+    """The draft in the target's dtype, sharing the target's embedding and head where it has none of its own."""
+    embed, head = embedding_and_head(target)
+    return draft_for(directory, config, embed, head, embed.dtype).eval().pack()
+
+
+def embedding_and_head(target: Target) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two matrices [V, d] of an opened target."""
+    if isinstance(target, (LlamaTarget, KimiK3Target)):
+        return target.embed_weight, target.head_weight
+    if isinstance(target, TransformersTarget):
+        model = target.model
+        return model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    raise TypeError(f"open_target returned a {type(target).__name__}")
+
+
+def draft_for(
+    directory: Path, config: K3DSparkConfig | None, embed: torch.Tensor, head: torch.Tensor, dtype: torch.dtype
+) -> K3DSparkModel:
+    """A draft beside a target with this embedding and head, which it shares where it has none of its own.
 
     One whose embedding is the target's before a rotation reads the taps through the inverse rotation.
     """
-    if isinstance(target, (LlamaTarget, KimiK3Target)):
-        embed, head = target.embed_weight, target.head_weight
-    elif isinstance(target, TransformersTarget):
-        embed = target.model.get_input_embeddings().weight
-        head = target.model.get_output_embeddings().weight
-    else:
-        raise TypeError(f"open_target returned a {type(target).__name__}")
-    draft = load_draft(directory, config, embed, head, embed.dtype).eval()
-    rotation = rotation_between(draft.embed_tokens.weight, embed)
+    draft = load_draft(directory, config, embed, head, dtype)
+    rotation = rotation_between(draft.embed_tokens.weight, embed.to(dtype))
     if rotation is not None:  # a target quantised with QuaRot
         undo_rotation(draft, rotation)
-    return draft.pack()
+    return draft
 
 
 def tap_stream(config: K3DSparkConfig | None) -> TapStream:

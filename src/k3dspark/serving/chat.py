@@ -21,12 +21,8 @@ async def begin(service: Service, body: ChatRequest) -> Generation:
     _check_supported(body)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     params = service.sampling(body, asked, (body.top_logprobs or 0) if body.logprobs else None)
-    # OpenAI's newer name for a system message; templates know only the old one.
-    messages = [
-        {"role": "system" if message.role == "developer" else message.role, "content": message.text}
-        for message in body.messages
-    ]
-    return await service.begin(lambda: [service.tokens.encode_chat(messages)], params, body)
+    turns = [message.turn for message in body.messages]
+    return await service.begin(lambda: [service.tokens.encode_chat(turns)], params, body)
 
 
 def _check_supported(body: ChatRequest) -> None:

@@ -93,6 +93,11 @@ class Message(Schema):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
+    @property
+    def turn(self) -> dict[str, str]:
+        """As templates take it; "developer" is OpenAI's newer name for a system message, which they do not know."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+
 
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""

@@ -25,8 +25,7 @@ def add_tokenizing(app: FastAPI, service: Service) -> None:
 
         def encode() -> list[int]:
             if body.messages is not None:
-                turns = [{"role": message.role, "content": message.text} for message in body.messages]
-                return service.tokens.encode_chat(turns)
+                return service.tokens.encode_chat([message.turn for message in body.messages])
             return service.tokens.encode(body.prompt or "")
 
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 from k3dspark.embedded.pair import ModelPair
 from k3dspark.errors import BadInput
+from k3dspark.target.loading import conversation_ids
 
 
 class Tokens:
@@ -28,18 +28,16 @@ class Tokens:
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Ids of a conversation in the target's template, up to where the answer begins."""
-        tokenizer: Any = self._pair.tokenizer
-        if not tokenizer.chat_template:
+        if not self._pair.tokenizer.chat_template:
             raise BadInput(
                 f"{self._pair.name} has no chat template",
                 "its tokenizer does not say how turns are written",
                 "use /v1/completions",
             )
         try:
-            text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            return conversation_ids(self._pair.tokenizer, messages)
         except Exception as error:  # a template raises what it likes, for example on the order of roles
             raise BadInput("the chat template refuses these messages", str(error), "correct the roles") from error
-        return list(tokenizer(text, add_special_tokens=False).input_ids)
 
     def name(self, token_id: int) -> str:
         """One token as text; one that is part of a character as bytes:\\xf0\\x9f, so that no two look alike."""

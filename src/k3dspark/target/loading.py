@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,9 +48,9 @@ def open_target(
     """
     path = model_directory(directory)
     config = read_config(path)
-    precision = _precision(dtype)
+    width = precision(dtype)
     if is_kimi_k3(config) and backend != "transformers":
-        return _open_kimi_k3(path, config, precision, tap_layer_ids, tap_stream)
+        return _open_kimi_k3(path, config, width, tap_layer_ids, tap_stream)
     if tap_stream != "prefix":
         raise BadInput(
             f"the draft taps the stream {tap_stream}, which {path} does not have",
@@ -59,10 +59,10 @@ def open_target(
         )
     reason = unsupported_reason(config)
     if backend == "lean" or (backend == "auto" and reason is None):
-        return LlamaTarget(load_llama(path, precision), tap_layer_ids, exact=exact)
+        return LlamaTarget(load_llama(path, width), tap_layer_ids, exact=exact)
     if backend not in ("auto", "transformers"):
         raise BadInput(f"unknown backend {backend!r}", "it is auto, lean or transformers", "correct the argument")
-    return _open_transformers(path, config, precision, tap_layer_ids, trust_remote_code)
+    return _open_transformers(path, config, width, tap_layer_ids, trust_remote_code)
 
 
 def load_tokenizer(directory: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -82,6 +82,15 @@ def load_tokenizer(directory: str | Path, trust_remote_code: bool = False) -> Pr
             "fetch tokenizer.json and tokenizer_config.json of the model",
         ) from error
     return tokenizer
+
+
+def conversation_ids(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]]) -> list[int]:
+    """Ids of a conversation in the tokenizer's chat template, up to where the next answer begins.
+
+    The template, which must be there, raises what it likes, for example on the order of roles.
+    """
+    text = tokenizer.apply_chat_template([dict(turn) for turn in turns], tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def model_directory(directory: str | Path) -> Path:
@@ -145,7 +154,8 @@ def _require_causal(path: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _precision(dtype: str) -> torch.dtype:
+def precision(dtype: str) -> torch.dtype:
+    """What a `DType` means on this machine. Raises `BadInput`."""
     if dtype == "auto":
         return torch.bfloat16 if native_bf16() else torch.float32
     if dtype not in ("float32", "bfloat16"):
