@@ -9,7 +9,6 @@ from typing import Any
 
 from k3dspark.errors import BadInput
 
-_BYTES = "bytes:"  # how a server names a token that is part of a character
 _ID = "token_id:"  # how vLLM names a token when asked to name ids
 
 
@@ -33,7 +32,7 @@ class FileCodec:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def id_of(self, name: str) -> int | None:
-        return self._names.get(name, _numbered(name))
+        return self._names.get(name, numbered(name))
 
     @cached_property
     def _names(self) -> dict[str, int]:
@@ -59,7 +58,7 @@ class ServerCodec:
         return str(answer.get("prompt", answer.get("text", "")))
 
     def id_of(self, name: str) -> int | None:
-        return _numbered(name)
+        return numbered(name)
 
 
 def unique_names(texts: Any) -> dict[str, int]:
@@ -73,6 +72,7 @@ def unique_names(texts: Any) -> dict[str, int]:
     return {name: token for name, token in names.items() if name not in double and "\ufffd" not in name}
 
 
-def _numbered(name: str) -> int | None:
+def numbered(name: str) -> int | None:
+    """The id in a name that vLLM gives a token when asked to name ids; None for any other name."""
     number = name.removeprefix(_ID)
     return int(number) if number != name and number.isdigit() else None

@@ -11,8 +11,6 @@ from k3dspark.acceptance import texts
 from k3dspark.acceptance.asking import Codec, Question
 from k3dspark.errors import BadInput
 
-LENGTHS = (1024, 32 * 1024, 128 * 1024)
-PER_LENGTH = 5
 CHATS = 5
 SAMPLE = 4000  # characters by which a kind's tokens per character are guessed
 CHARACTERS_PER_TOKEN = 3.0  # where nobody can say; the report has what the server counted
@@ -100,8 +98,8 @@ def built_in(lengths: Sequence[int], per_length: int, new_tokens: int, codec: Co
                     token_ids=exact_ids(kind, seed, length, codec), max_tokens=new_tokens, ignore_end=True
                 )
             else:
-                cut = texts.text(kind, seed, int(length * CHARACTERS_PER_TOKEN))[: int(length * CHARACTERS_PER_TOKEN)]
-                question = Question(text=cut, max_tokens=new_tokens, ignore_end=True)
+                size = int(length * CHARACTERS_PER_TOKEN)
+                question = Question(text=texts.text(kind, seed, size)[:size], max_tokens=new_tokens, ignore_end=True)
             inputs.append(Input(name, short(length), question))
     if codec is None:
         notes.append("no tokenizer is at hand: prompts are texts of about the length, tokenized by each side")

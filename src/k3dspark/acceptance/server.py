@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from k3dspark.acceptance.asking import Answer, Codec, Question, Scores, Source
-from k3dspark.acceptance.codec import ServerCodec
+from k3dspark.acceptance.codec import ServerCodec, numbered
 from k3dspark.acceptance.http import Refused, Wire
 from k3dspark.errors import BadInput, EngineFault
 
@@ -158,10 +158,8 @@ class Server:
         return tuple(self.tokenizer.encode(text)), Source.TEXT
 
     def _id(self, name: str) -> int | None:
-        number = name.removeprefix("token_id:")
-        if number != name and number.isdigit():
-            return int(number)
-        return self.tokenizer.id_of(name) if self.tokenizer is not None else None
+        number = numbered(name)
+        return number if number is not None or self.tokenizer is None else self.tokenizer.id_of(name)
 
 
 def scores_of(names: Sequence[str], chosen: Any, best: Any, id_of: Callable[[str], int | None]) -> list[Scores]:

@@ -6,7 +6,7 @@ A change gives the wirings that undo it, or says in one word of `wording_*.NOT_T
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
 
@@ -119,8 +119,7 @@ def _layers(taps: Any) -> str:
 def _moved(step: int) -> Callable[[Subject], Variants]:
     def variants(subject: Subject) -> Variants:
         wiring = subject.wiring
-        block = Wiring(wiring.mapping, wiring.tensors, wiring.head, wiring.taps, wiring.block_offset + step)
-        yield f"block positions {step:+d}", block
+        yield f"block positions {step:+d}", replace(wiring, block_offset=wiring.block_offset + step)
         yield f"query positions {step:+d}", turned_queries(wiring, step)
 
     return variants
@@ -267,8 +266,7 @@ def _lm_head(subject: Subject) -> Variants:
     head = head.to(wiring.head.dtype)
     if torch.equal(head, wiring.head):
         raise NotApplicable("is_the_targets")
-    changed = Wiring(wiring.mapping, wiring.tensors, head, wiring.taps, wiring.block_offset)
-    yield "the target's lm_head", changed
+    yield "the target's lm_head", replace(wiring, head=head)
 
 
 def _embedding(subject: Subject) -> Variants:
