@@ -45,7 +45,7 @@ class KeyValueCache:
         """Keys and values of `count` tokens, [2, layers, kv_heads, count, head_dim]."""
         shape = (2, self.keys.shape[0], self.keys.shape[2], count, self.keys.shape[4])
         copied = torch.empty(shape, device=self.keys.device)
-        for row, chunk, slots in self._pieces(start, count):
+        for row, chunk, slots in self.pieces(start, count):
             size = slots.stop - slots.start
             copied[0, :, :, row : row + size] = self.keys[:, chunk, :, slots]
             copied[1, :, :, row : row + size] = self.values[:, chunk, :, slots]
@@ -55,13 +55,13 @@ class KeyValueCache:
         """Add what `copy` gave after the committed tokens."""
         count = rows.shape[3]
         self.reserve(self.length + count)
-        for row, chunk, slots in self._pieces(self.length, count):
+        for row, chunk, slots in self.pieces(self.length, count):
             size = slots.stop - slots.start
             self.keys[:, chunk, :, slots] = rows[0, :, :, row : row + size]
             self.values[:, chunk, :, slots] = rows[1, :, :, row : row + size]
         self.length += count
 
-    def _pieces(self, start: int, count: int) -> Iterator[tuple[int, int, slice]]:
+    def pieces(self, start: int, count: int) -> Iterator[tuple[int, int, slice]]:
         """(index of the first token, chunk, slots of the chunk) for every chunk that these tokens touch."""
         row = 0
         while row < count:

@@ -275,20 +275,18 @@ class LlamaTarget:
         chunks = (start + high - low - 1) // self.chunk + 1
         limits = torch.arange(start - low, start - low + rotation.shape[0], device=self.device)
         mask = chunk_mask(limits, self.shape.heads // self.shape.kv_heads, chunks, self.chunk)
-        pieces, row = [], low
-        while row < high:
-            chunk, slot = divmod(start + row - low, self.chunk)
-            count = min(high - row, self.chunk - slot)
+        pieces = []
+        for first, chunk, slots in cache.pieces(start, high - low):
+            rows = slice(low + first, low + first + slots.stop - slots.start)
             pieces.append(
                 _Piece(
-                    work.k_pairs[:, row : row + count],
-                    work.v[:, row : row + count],
-                    rotation[row : row + count],
-                    cache.complex_keys[:, chunk, :, slot : slot + count].unbind(0),
-                    cache.values[:, chunk, :, slot : slot + count].unbind(0),
+                    work.k_pairs[:, rows],
+                    work.v[:, rows],
+                    rotation[rows],
+                    cache.complex_keys[:, chunk, :, slots].unbind(0),
+                    cache.values[:, chunk, :, slots].unbind(0),
                 )
             )
-            row += count
         keys, values = cache.keys[:, :chunks].unbind(0), cache.values[:, :chunks].unbind(0)
         queries = work.queries.expand(chunks, *work.queries.shape)
         return _Segment(low, high, keys, values, mask, queries, tuple(pieces))
