@@ -58,6 +58,11 @@ def byte_tokenizer(chat_template: str | None) -> PreTrainedTokenizerFast:
     return fast
 
 
+def write_pair(root: Path) -> tuple[Path, Path]:
+    """(target, draft) below `root`, made for each other."""
+    return write_target(root / "target"), write_draft(root / "draft")
+
+
 def write_draft(directory: Path, seed: int = 1, **changes: object) -> Path:
     """A random draft for `write_target`'s model, which takes its embedding and lm_head from there."""
     fields: dict[str, object] = {

@@ -15,7 +15,7 @@ from k3dspark.acceptance.run import Acceptance, Plan, accept
 from k3dspark.acceptance.server import Server
 from k3dspark.acceptance.verdict import Outcome
 from k3dspark.embedded.pair import ModelPair, load_pair
-from tiny_models import CHAT_TEMPLATE, write_draft, write_target
+from tiny_models import CHAT_TEMPLATE, write_pair, write_target
 
 TOKENS = 20
 PLAN = Plan(concurrency=2, cache=False)
@@ -24,7 +24,7 @@ PLAN = Plan(concurrency=2, cache=False)
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("models")
-    return write_target(root / "target"), write_draft(root / "draft")
+    return write_pair(root)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from k3dspark.cli.main import app
-from tiny_models import write_draft, write_target
+from tiny_models import write_pair
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     root = tmp_path_factory.mktemp("models")
-    target, draft = write_target(root / "target"), write_draft(root / "draft")
+    target, draft = write_pair(root)
     return ["--target", str(target), "--draft", str(draft), "--dtype", "float32", "-n", "16"]
 
 

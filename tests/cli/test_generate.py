@@ -14,7 +14,7 @@ from k3dspark.cli.generate import _visible
 from k3dspark.cli.main import app
 from k3dspark.decoding import compare as comparing
 from k3dspark.embedded.pair import load_pair
-from tiny_models import POSITIONS, write_draft, write_target
+from tiny_models import POSITIONS, write_draft, write_pair, write_target
 
 PROMPT = "Why does ice float?"
 
@@ -22,7 +22,7 @@ PROMPT = "Why does ice float?"
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("models")
-    return write_target(root / "target"), write_draft(root / "draft")
+    return write_pair(root)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from k3dspark.acceptance.inputs import built_in
 from k3dspark.acceptance.run import Plan, accept
 from k3dspark.acceptance.verdict import Outcome
 from k3dspark.embedded.pair import ModelPair, load_pair
-from tiny_models import write_draft, write_target
+from tiny_models import write_pair
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("models")
-    return write_target(root / "target"), write_draft(root / "draft")
+    return write_pair(root)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from harness import PATIENCE
 
-from tiny_models import write_draft, write_target
+from tiny_models import write_pair
 
 MANY = 120  # tokens that take a while
 PROGRAM = [sys.executable, "-c", "from k3dspark.cli.main import main; main()"]
@@ -29,7 +29,7 @@ PROGRAM = [sys.executable, "-c", "from k3dspark.cli.main import main; main()"]
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("models")
-    return write_target(root / "target"), write_draft(root / "draft")
+    return write_pair(root)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from k3dspark.embedded.pair import ModelPair, load_pair
 from k3dspark.errors import BadInput
 from k3dspark.training.calibrate import Rounds, calibrate, fit, judge, record, save, split
 from k3dspark.training.own_prompts import own_prompts
-from tiny_models import write_draft, write_target
+from tiny_models import write_draft, write_pair
 from toy_models import ToyTarget, oracle
 
 WEIGHTS, SHIFTS = (0.5, 1.0, 2.0), (-1.0, 0.5, 0.0)
@@ -85,7 +85,7 @@ def test_the_split_goes_by_the_prompts_not_by_their_order() -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("models")
-    return write_target(root / "target"), write_draft(root / "draft")
+    return write_pair(root)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from k3dspark.training.measure import (
     read_evaluation_prompts,
     slot_reliability,
 )
-from tiny_models import write_draft, write_target
+from tiny_models import write_pair
 
 PROMPTS = [
     EvaluationPrompt("a", "Why is it late?", 0),
@@ -37,7 +37,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
     root = tmp_path_factory.mktemp("pair")
-    return load_pair(write_target(root / "target"), write_draft(root / "draft"), dtype="float32")
+    return load_pair(*write_pair(root), dtype="float32")
 
 
 def settings(temperature: float = 0.0) -> MeasureSettings:
