@@ -30,9 +30,13 @@ def main() -> None:
     parser.add_argument("--draft-vocab", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    if arguments.out.exists():
+        parser.error(f"{arguments.out} is there already: name another directory")
     first, second = (load_file(draft / "model.safetensors") for draft in arguments.drafts)
     if not torch.equal(first["d2t"], second["d2t"]):
         parser.error("the drafts propose different tokens: their rows cannot be averaged")
+    if arguments.draft_vocab < len(first["d2t"]):
+        parser.error(f"the drafts propose {len(first['d2t'])} tokens: the vocabulary can only grow")
     blend = {"d2t": first.pop("d2t")}
     for name, tensor in first.items():
         mean = torch.lerp(second[name].float(), tensor.float(), arguments.share)
@@ -61,4 +65,5 @@ def widen(draft: dict[str, torch.Tensor], counts: torch.Tensor, size: int) -> No
     draft[W2] = torch.cat([draft[W2], row.expand(len(new), -1)])
 
 
-main()
+if __name__ == "__main__":
+    main()
