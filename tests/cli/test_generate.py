@@ -120,6 +120,17 @@ def test_a_seed_repeats_a_sampled_answer_and_is_reported_when_it_was_drawn(pair:
     assert other["token_ids"] != first["token_ids"]
 
 
+def test_every_seed_that_may_be_drawn_can_be_given_back(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 1)
+    first = as_json(*pair, *SAMPLED, "-n", "8", PROMPT)
+    assert as_json(*pair, *SAMPLED, "--seed", str(first["seed"]), "-n", "8", PROMPT)["token_ids"] == first["token_ids"]
+
+
+def test_the_largest_seed_is_taken_and_the_next_refused(pair: list[str]) -> None:
+    assert as_json(*pair, *SAMPLED, "--seed", str(2**64 - 1), "-n", "2", PROMPT)["seed"] == 2**64 - 1
+    assert generate(*pair, *SAMPLED, "--seed", str(2**64), "-n", "2", PROMPT).exit_code == 2
+
+
 def test_sampled_decodings_are_compared_in_speed_only(pair: list[str]) -> None:
     done = generate(*pair, *SAMPLED, "--seed", "3", "--compare", "-n", "40", PROMPT)
     assert done.exit_code == 0

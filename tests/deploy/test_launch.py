@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -184,6 +185,33 @@ def test_the_deadline_ends_an_engine_that_never_answers(lab: Lab) -> None:
     _, errors = (process := lab.start("--deadline", "3", behaviour="silent")).communicate(timeout=120)
     assert process.returncode == 3
     assert "not healthy within 3 s" in errors
+    assert lab.running() == []
+
+
+def test_a_stop_before_the_engine_has_its_process_group_is_not_lost(lab: Lab) -> None:
+    lab.write()
+    slow = lab.path / "bin"
+    slow.mkdir()
+    (slow / "setsid").write_text(f'#!/bin/sh\nsleep 3\nexec {shutil.which("setsid")} "$@"\n')
+    (slow / "setsid").chmod(0o755)
+    _, errors = (process := lab.start("--deadline", "1", behaviour="silent", path=str(slow))).communicate(timeout=120)
+    assert process.returncode == 3
+    assert "not healthy within 1 s" in errors
+    assert lab.running() == []
+
+
+@pytest.mark.parametrize("parts", [[b"sto", b"p\n"], [b"s", b"t", b"op\n"]], ids=["two", "three"])
+def test_a_word_that_comes_in_parts_is_heard(lab: Lab, parts: list[bytes]) -> None:
+    plan = lab.write()
+    environment = {**os.environ, "FAKE_ENGINE": "silent", "FAKE_ENGINE_PIDS": str(lab.pids)}
+    with subprocess.Popen(["bash", plan / "supervise.sh", "0", "1"], stdin=subprocess.PIPE, env=environment) as process:
+        assert process.stdin is not None
+        lab.wait_for_workers()
+        for part in parts:
+            process.stdin.write(part)
+            process.stdin.flush()
+            time.sleep(1.3)  # longer than one read of the supervisor waits
+        assert process.wait(60) == 0
     assert lab.running() == []
 
 

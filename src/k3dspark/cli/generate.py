@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -107,6 +106,7 @@ def generate(
 
     from k3dspark.decoding import Engine, SamplingParams
     from k3dspark.decoding.compare import compare as decode_both
+    from k3dspark.decoding.params import drawn_seed
 
     params = SamplingParams(
         max_new_tokens=max_new_tokens,
@@ -120,7 +120,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         logit_bias=sampling.logit_biases(logit_bias or ()),
         # Drawn here when none is given, so that the JSON can say which and the run can be repeated.
-        seed=secrets.randbits(64) if seed is None else seed,
+        seed=drawn_seed() if seed is None else seed,
         logprobs=logprobs,
     )
     params = replace(params, verifier=sampling.verifier(verify, params))

@@ -64,7 +64,8 @@ class _Command(TyperCommand):
                 option = "--" + name.replace("_", "-")
                 if isinstance(number, float) and not math.isfinite(number):
                     raise BadInput(f"{option} {number}", "that is no number to count with", "give a finite number")
-                if isinstance(number, int) and not -(2**63) <= number < 2**63:
+                most = 2 ** (64 if name == "seed" else 63)
+                if isinstance(number, int) and not -(2**63) <= number < most:
                     raise BadInput(f"{option} {number}", "it does not fit into 64 bits", "give a smaller number")
         return super().invoke(ctx)
 

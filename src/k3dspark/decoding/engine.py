@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from itertools import count
 
 import torch
 
 from k3dspark.decoding.admission import Capacity
-from k3dspark.decoding.params import SamplingParams, check_prompt
+from k3dspark.decoding.params import SamplingParams, check_prompt, drawn_seed
 from k3dspark.decoding.prefill import prefill
 from k3dspark.decoding.prefix import prefix_cache
 from k3dspark.decoding.request import FinishReason, Progress, Request, Result
@@ -81,7 +80,7 @@ class Engine:
             prompt_ids=prompt,
             params=params,
             limit=limit,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            seed=drawn_seed() if params.seed is None else params.seed,
             stops=StopStrings(self._decode, params.stop_strings) if self._decode and params.stop_strings else None,
         )
         request.stats = DecodeStats.with_slots(self._block)

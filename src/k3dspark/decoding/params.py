@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
@@ -13,6 +14,11 @@ from k3dspark.errors import BadInput
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy (spec D.2)
 SEEDS = 2**64
 MOST_TOP_K = 2**31 - 1  # more than any vocabulary holds, and no tensor of indices overflows
+
+
+def drawn_seed() -> int:
+    """A seed for a request without one; every signed 64-bit field, option or JSON reader can give it back."""
+    return secrets.randbits(63)
 
 
 @dataclass(frozen=True)
