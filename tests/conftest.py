@@ -10,6 +10,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import HealthCheck, settings
 
-# No test asserts speed: a busy machine must not fail one.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# No test asserts speed: a busy machine must not fail one. Hypothesis tries the same examples in every run, so that one
+# commit has one verdict; `HYPOTHESIS_PROFILE=explore make test` looks for new ones.
+_PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("patient", derandomize=True, **_PATIENT)
+settings.register_profile("explore", **_PATIENT)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "patient"))
