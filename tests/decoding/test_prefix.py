@@ -198,6 +198,14 @@ def test_the_least_recently_used_prefix_goes_first_and_its_end_before_its_beginn
     assert cached(second) == 32
 
 
+def test_prefixes_are_shared_only_under_one_salt(models: Models) -> None:
+    engine = warm_engine(models)
+    salts = ["", "a", "b", "a", "", "b"]
+    done = [run(engine, SYSTEM, replace(GREEDY, cache_salt=salt)) for salt in salts]
+    assert [one.cached for one in done] == [0, 0, 0, 96, 96, 96]
+    assert len({tuple(one.answer) for one in done}) == 1
+
+
 def test_a_prompt_longer_than_the_cache_keeps_its_beginning(models: Models) -> None:
     engine = Engine(models.target, models.draft, prefix_rows=2 * BLOCK)
     assert [run(engine, SYSTEM, SamplingParams(1)).cached for _ in range(2)] == [0, 64]

@@ -41,6 +41,14 @@ def test_cached_tokens_are_in_usage_and_in_the_metrics_under_vllms_names(pair: M
         assert server.metric("kv_cache_rows") == 0, "rows that requests hold; those kept for later are apart"
 
 
+def test_requests_of_another_salt_find_nothing(pair: ModelPair) -> None:
+    with running(pair, engine=serving(4096)) as server:
+        answers = [ask(server, "Why?", **salt) for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "a"}, {})]
+        cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+        assert cached == [0, 0, 96, 96]
+        assert server.refused("/v1/completions", {"prompt": "a", "cache_salt": ""})[0] == 400
+
+
 def test_choices_of_one_prompt_count_its_cached_tokens_once(pair: ModelPair) -> None:
     with running(pair, engine=serving(4096)) as server:
         ask(server, "Why?")

@@ -28,7 +28,8 @@ class SamplingParams:
     `max_new_tokens` counts the first token. `stop_token_ids` and `stop_strings` end the output; the stop token, or the
     token that completes the string, is its last. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
     Presence and frequency count generated tokens, repetition the prompt too. `seed` None draws one. `logprobs` asks
-    for the log-probability of every token and of the n best beside it, before any of the processing above.
+    for the log-probability of every token and of the n best beside it, before any of the processing above. Cached
+    prefixes are shared only among requests of one `cache_salt`.
     """
 
     max_new_tokens: int = 128
@@ -45,6 +46,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     verifier: Literal["block", "token"] = "block"
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         self._require("max_new_tokens", _integer(self.max_new_tokens, 1), "at least one token must be asked for")

@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from k3dspark.decoding.judge import judge
-from k3dspark.decoding.prefix import BLOCK, PrefixCache
+from k3dspark.decoding.prefix import BLOCK, Block, PrefixCache
 from k3dspark.decoding.request import Progress, Request
 from k3dspark.decoding.round import Pair, accept, extend_context, no_draft
 from k3dspark.target.protocol import RaggedRows
@@ -67,7 +67,9 @@ def choose(
     lengths: list[int] = []
     for request in waiting:
         # Only now, not when it came: the request before it may have left this prefix.
-        blocks = prefix.match(request.fill_ids(0, request.fill_length)) if prefix and request.handle is None else []
+        blocks: list[Block] = []
+        if prefix is not None and request.handle is None:
+            blocks = prefix.match(request.fill_ids(0, request.fill_length), request.params.cache_salt)
         length = min(chunk, request.fill_length - request.prefilled - BLOCK * len(blocks))
         if sum(lengths) + length > chunk:
             break

@@ -15,7 +15,7 @@ from k3dspark.target.protocol import CopiesRows, State, Target
 
 BLOCK = 32  # tokens that are kept or dropped together
 
-Key = tuple[int, tuple[int, ...]]  # id of the block before (-1: none) and the block's own tokens
+Key = tuple[int | str, tuple[int, ...]]  # id of the block before (of the first: the salt) and the block's own tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +50,11 @@ class PrefixCache:
         """Tokens held."""
         return BLOCK * len(self._blocks)
 
-    def match(self, ids: Sequence[int]) -> list[Block]:
-        """The longest chain of blocks that begins `ids`; one token is always left to run, for its logits."""
+    def match(self, ids: Sequence[int], salt: str = "") -> list[Block]:
+        """The longest chain of blocks under this salt that begins `ids`; one token is left to run, for its logits."""
         found: list[tuple[Key, Block]] = []
         for tokens in _blocks(ids[:-1]):
-            key = (found[-1][1].id if found else -1, tokens)
+            key: Key = (found[-1][1].id if found else salt, tokens)
             block = self._blocks.get(key)
             if block is None:
                 break
@@ -86,7 +86,7 @@ class PrefixCache:
             held = min(held, request.context.length)
         most = self._limit if room is None else min(room, self._limit)
         keys: list[Key] = []
-        parent = -1
+        parent: int | str = request.params.cache_salt
         for index, tokens in enumerate(_blocks([*request.prompt_ids, *request.new_ids][: min(held, most)])):
             keys.append((parent, tokens))
             if keys[-1] not in self._blocks:

@@ -58,6 +58,9 @@ class GenerationRequest(Schema):
     repetition_penalty: Repetition | None = Field(None, description="1 is off.")
     stop_token_ids: TokenIds | None = None
     ignore_eos: StrictBool | None = Field(None, description="Go on past the end of the answer, for measurements.")
+    cache_salt: Annotated[Text, Field(min_length=1)] | None = Field(
+        None, description="Cached prefixes are shared only among requests with the same one."
+    )
     return_token_ids: StrictBool | None = Field(None, description="Also send the ids of the prompt and of the answer.")
     return_tokens_as_token_ids: StrictBool | None = Field(None, description="Name tokens in logprobs token_id:N.")
 

@@ -75,6 +75,7 @@ class Service:
                 seed=None if body.seed is None else body.seed % SEEDS,
                 logprobs=logprobs,
                 verifier=defaults.verifier,
+                cache_salt=body.cache_salt or "",
             )
         except BadInput as error:
             raise errors.refused(error) from error
