@@ -22,7 +22,7 @@ from harness import PATIENCE
 
 from tiny_models import write_pair
 
-MANY = 120  # tokens that take a while
+MANY = 450  # tokens that take a while, and nearly all that the tiny target's context holds
 PROGRAM = [sys.executable, "-c", "from k3dspark.cli.main import main; main()"]
 
 
@@ -30,6 +30,10 @@ PROGRAM = [sys.executable, "-c", "from k3dspark.cli.main import main; main()"]
 def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("models")
     return write_pair(root)
+
+
+def metrics(url: str) -> str:
+    return httpx.get(url + "/metrics", timeout=PATIENCE).text
 
 
 @contextmanager
@@ -64,6 +68,8 @@ def program(directories: tuple[Path, Path], *options: str) -> Iterator[tuple[sub
         process.kill()
         process.wait()
         reader.join()
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 def test_sigterm_finishes_what_runs_refuses_the_rest_and_exits_0(directories: tuple[Path, Path]) -> None:
@@ -78,7 +84,7 @@ def test_sigterm_finishes_what_runs_refuses_the_rest_and_exits_0(directories: tu
         ]
         for client in clients:
             client.start()
-        while 'k3dspark:num_requests_running{engine="0",model_name="target"} 3' not in httpx.get(url + "/metrics").text:
+        while 'k3dspark:num_requests_running{engine="0",model_name="target"} 3' not in metrics(url):
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         while (
