@@ -147,6 +147,10 @@ def test_a_suspicious_but_usable_config_warns_and_does_not_fail() -> None:
     assert [v.rule.id for v in evaluate(shared_mask) if v.status == "warn"] == ["ids.mask_own"]
     three_layers = changed("num_hidden_layers", 3)
     assert [v.rule.id for v in evaluate(three_layers) if v.status == "warn"] == ["block.causality_stated"]
+    nameless = {name: value for name, value in published_config().items() if name != "architectures"}
+    for without in (nameless, changed("architectures", [])):
+        assert [v.rule.id for v in evaluate(without) if v.status == "warn"] == ["architectures.stated"]
+        require(without)
     require(shared_mask)
 
 

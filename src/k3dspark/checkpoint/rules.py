@@ -305,6 +305,15 @@ RULES: Final[tuple[Rule, ...]] = (
         applies=lambda config: bool(config.get("share_target_embeddings")),
     ),
     Rule(
+        "architectures.stated",
+        ("architectures",),
+        "it should name the model class",
+        "vLLM and SGLang choose the class by it, and end with an IndexError or TypeError where it is missing",
+        'add "architectures": ["K3DSparkModel"] to config.json',
+        lambda config: None if config.get("architectures") else "it is empty or missing",
+        severity="warning",
+    ),
+    Rule(
         "block.causality_stated",
         ("block_causal", "num_hidden_layers", "dflash_config", "full_attention_causal"),
         "a draft of other than 5 layers should state it",
