@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from k3dspark.checkpoint.inventory import expected_tensors
 from k3dspark.errors import BadInput
@@ -21,6 +20,7 @@ from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
 from k3dspark.model.loading import load_draft, save_draft
 from k3dspark.target.kimi_k3_model import TapStream
+from k3dspark.target.loading import load_tokenizer
 from k3dspark.training.curves import read_metrics
 from k3dspark.training.disk import ShardRoom, remove_stale
 from k3dspark.training.initialise import draft_vocabulary, initialise, tap_scale
@@ -177,7 +177,7 @@ def _regenerate_worker(rank: int, job: TrainJob, report: Report) -> None:
     settings = RegenerateSettings(**{**asdict(job.regenerate), "seed": seed})
     worker = Regenerator(
         teacher.forward(default_taps(teacher.shape.layers)),
-        AutoTokenizer.from_pretrained(job.target, local_files_only=True),
+        load_tokenizer(job.target),
         teacher.stop_ids,
         settings,
         read_prompts(job.held_out) if job.held_out else [],
