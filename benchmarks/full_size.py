@@ -25,11 +25,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from k3dspark.checkpoint.files import weight_files
 from k3dspark.model import mla
+from k3dspark.model.allocation import LargestAllocation
 from k3dspark.model.cache import LatentCache
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
@@ -181,20 +180,6 @@ class Machine:
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
-
-
-class LargestAllocation(TorchDispatchMode):
-    """Size of the largest tensor that an operator made (views do not count)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and not func.is_view and not func._schema.is_mutable:
-            self.bytes = max(self.bytes, result.nbytes)
-        return result
 
 
 class Parts:

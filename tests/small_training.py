@@ -14,6 +14,7 @@ from k3dspark.target.weights import LlamaWeights, load_llama
 from k3dspark.training.initialise import initialise
 from k3dspark.training.pipeline import DraftShape, default_taps, draft_config
 from k3dspark.training.regenerate import RegenerateSettings, Regenerator
+from k3dspark.training.teacher import Donor
 from tiny_models import CHAT_TEMPLATE, VOCABULARY, byte_tokenizer
 
 SHAPE = DraftShape(
@@ -55,7 +56,7 @@ def small_draft(weights: LlamaWeights, taps: torch.Tensor, **changes: object) ->
     config = draft_config(weights.shape, SHAPE, (257,))
     for name, value in changes.items():
         setattr(config, name, value)
-    return initialise(config, weights, None, taps, seed=0)
+    return initialise(config, Donor.of_llama(weights), None, taps, seed=0)
 
 
 __all__ = ["SHAPE", "load_llama", "regenerator", "save_file", "small_draft", "write_deep_target"]

@@ -16,11 +16,14 @@ from k3dspark.embedded.pair import load_pair
 from k3dspark.errors import BadInput
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
-from k3dspark.model.loading import load_draft
+from k3dspark.model.loading import load_draft, save_draft
+from k3dspark.model.proposal import Proposal
 from k3dspark.target.kimi_k3 import KimiK3Target
 from k3dspark.target.kimi_k3_loading import load_kimi_k3
 from k3dspark.target.kimi_k3_model import KimiK3Model
-from toy_models import scripted
+from target.small_k3 import random_tensors, rotated, small_shape, write_small_k3
+from tiny_models import VOCABULARY
+from toy_models import scripted, toy_draft
 
 PROMPTS, NEW = 20, 8
 TAPS = (2, 23, 47, 71, 89)
@@ -91,3 +94,53 @@ def test_the_pair_loads_with_the_stream_that_its_draft_names(directory: Path, tm
 def test_a_stream_that_does_not_exist_is_refused(model: KimiK3Model) -> None:
     with pytest.raises(BadInput, match="unknown tap stream"):
         KimiK3Target(model, TAPS, "residual")  # type: ignore[arg-type]
+
+
+def test_a_draft_beside_the_rotated_directory_drafts_the_same_blocks(tmp_path: Path) -> None:
+    """QuaRot end to end: two directories of one target, one draft with its own embedding and head."""
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "eos_token_id": 257}
+    tensors = random_tensors(small_shape(**sizes))
+    rotation = torch.linalg.qr(torch.randn(32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
+    plain = write_small_k3(tmp_path / "plain", tensors, **sizes)
+    turned = write_small_k3(tmp_path / "turned", rotated(tensors, rotation), **sizes)
+    embed = tensors["language_model.model.embed_tokens.weight"]
+    target = KimiK3Target(load_kimi_k3(plain, read_config(plain), torch.float32), (0, 2, 5))
+    draft = toy_draft(target, hidden_size=32, torch_dtype="float32").float()
+    draft.embed_tokens.weight.copy_(embed)
+    save_draft(draft, tmp_path / "draft", include_lm_head=True)
+
+    answers: list[tuple[int, ...]] = []
+    blocks: list[torch.Tensor] = []
+    for directory in (plain, turned):
+        pair = load_pair(directory, tmp_path / "draft", dtype="float32")
+        assert pair.draft is not None
+        torch.testing.assert_close(pair.draft.embed_tokens.weight, embed)
+        kept = Recording(pair.draft)
+        ids = pair.raw_ids("a prompt of some length")
+        plainly = Engine(pair.target, None).generate(ids, SamplingParams(24)).token_ids
+        assert Engine(pair.target, kept.draft).generate(ids, SamplingParams(24)).token_ids == plainly
+        answers.append(tuple(plainly))
+        blocks.append(torch.cat(kept.blocks))
+    assert answers[0] == answers[1]
+    assert torch.equal(*blocks)
+
+    # Had nothing undone the rotation, the blocks would be others.
+    pair = load_pair(turned, tmp_path / "draft", dtype="float32")
+    unaware = Recording(load_draft(tmp_path / "draft", dtype=torch.float32).eval())
+    Engine(pair.target, unaware.draft).generate(pair.raw_ids("a prompt of some length"), SamplingParams(24))
+    assert not torch.equal(torch.cat(unaware.blocks)[: len(blocks[0])], blocks[0])
+
+
+class Recording:
+    """A draft that also keeps every block it proposes."""
+
+    def __init__(self, draft: K3DSparkModel) -> None:
+        self.draft, self.blocks = draft, list[torch.Tensor]()
+        propose = draft.propose
+
+        def kept(*given: Any, **named: Any) -> Proposal:
+            proposal = propose(*given, **named)
+            self.blocks.append(proposal.tokens)
+            return proposal
+
+        draft.propose = kept  # type: ignore[method-assign]

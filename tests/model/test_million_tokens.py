@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from k3dspark.model.allocation import LargestAllocation
 from k3dspark.model.cache import LatentCache
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
@@ -18,20 +16,6 @@ from k3dspark.model.rope import Rope
 MILLION = 1 << 20
 LIMIT = 256 << 20
 PUBLISHED = K3DSparkConfig.published()
-
-
-class LargestResult(TorchDispatchMode):
-    """Bytes of the largest tensor that an operator made; views and writes in place make none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and not func.is_view and not func._schema.is_mutable:
-            self.bytes = max(self.bytes, result.nbytes)
-        return result
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +35,14 @@ def fill(cache: LatentCache, rows: Tensor, length: int) -> LatentCache:
 def test_a_block_after_a_million_rows_needs_no_large_workspace(full_size: K3DSparkModel) -> None:
     cache = full_size.new_cache(1 << 14)  # four times the usual block, to be quick
     fill(cache, torch.empty(5, 1 << 16, 576, dtype=torch.bfloat16, device="meta"), MILLION)
-    with LargestResult() as largest:
+    with LargestAllocation() as largest:
         full_size.propose([cache], torch.tensor([1], device="meta"), torch.tensor([MILLION - 1], device="meta"))
     assert 0 < largest.bytes <= LIMIT
 
 
 def test_a_chunk_of_a_prompt_needs_no_large_workspace(full_size: K3DSparkModel) -> None:
     taps = torch.empty(256, full_size.config.context_width, dtype=torch.bfloat16, device="meta")
-    with LargestResult() as largest:
+    with LargestAllocation() as largest:
         full_size.context_rows(taps, torch.arange(256, device="meta"))
     assert 0 < largest.bytes <= LIMIT
 

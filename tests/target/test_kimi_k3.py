@@ -18,7 +18,7 @@ from k3dspark.target.kimi_k3 import KimiK3Target
 from k3dspark.target.kimi_k3_kda import DeltaAttention, DeltaState
 from k3dspark.target.kimi_k3_model import KimiK3Model
 from k3dspark.target.protocol import RaggedRows
-from target.small_k3 import LAYERS, VOCABULARY, ids, random_tensors, small_model, small_shape, small_target
+from target.small_k3 import LAYERS, VOCABULARY, ids, random_tensors, rotated, small_model, small_shape, small_target
 from target.tiny import run
 from toy_models import toy_draft
 
@@ -188,39 +188,6 @@ def test_misuse_is_refused(shared: KimiK3Target) -> None:
 
 
 # -- a rotated basis --------------------------------------------------------------------------------------------------
-
-READS = ("q_proj", "k_proj", "v_proj", "f_a_proj", "b_proj", "g_proj", "q_a_proj", "kv_a_proj_with_mqa")
-READS_MLP = ("gate_proj", "up_proj", "gate", "routed_expert_down_proj")
-WRITES = ("o_proj", "down_proj", "routed_expert_up_proj")
-
-
-def rotated(tensors: dict[str, Tensor], rotation: Tensor) -> dict[str, Tensor]:
-    """The same model with every hidden state s as Q·s, as QuaRot makes it: norms go into the matrices behind them."""
-    result = {name: tensor.double() for name, tensor in tensors.items()}
-    norms = {"self_attn": "input_layernorm", "mlp": "post_attention_layernorm"}
-    norms["block_sparse_moe"] = norms["mlp"]
-    for name, tensor in list(result.items()):
-        parts = name.split(".")
-        part = parts[-2] if len(parts) > 1 else ""
-        inside = parts[4] if len(parts) > 5 else ""
-        if part.endswith("_res_proj"):  # meets its norm in the score only
-            direction = tensor * result[name.replace("_proj", "_norm")]
-            result[name] = direction @ rotation.T
-        elif name.endswith("embed_tokens.weight"):
-            result[name] = tensor @ rotation.T
-        elif name.endswith("lm_head.weight"):
-            result[name] = (tensor * result[f"{PREFIX}model.norm.weight"]) @ rotation.T
-        elif parts[-1] == "weight" and inside in norms and ".experts." not in name:
-            if part in (READS if inside == "self_attn" else READS_MLP):
-                norm = result[".".join([*parts[:4], norms[inside], "weight"])]
-                result[name] = (tensor * norm) @ rotation.T
-            elif part in WRITES:
-                result[name] = rotation @ tensor
-    for name in result:
-        if name.endswith(("_layernorm.weight", "_res_norm.weight", "model.norm.weight")) and "_a_layernorm" not in name:
-            result[name] = torch.ones_like(result[name])
-    return result
-
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("fc_norm", [False, True])

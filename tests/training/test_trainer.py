@@ -99,11 +99,12 @@ def test_exported_context_projection_reads_unscaled_taps(
 ) -> None:
     """Training sees taps divided by their rms; the exported draft must see them as the target gives them."""
     from k3dspark.training.pipeline import new_draft
+    from k3dspark.training.teacher import Teacher
 
     job = TrainJob(deep_target, tmp_path / "out", shards, answer_tokens=0, shape=SHAPE, settings=replace(FAST, steps=1))
     train(job, lambda *_: None)
     store = ShardStore(shards)
-    model = new_draft(job, weights, store)
+    model = new_draft(job, Teacher.at(deep_target), store)
     Trainer(model, store, job.settings, job.out).resume()
     draft = load_draft(job.out, target_embed=weights.embed, target_lm_head=weights.head, dtype=torch.float32)
     sequence = store.train[0]

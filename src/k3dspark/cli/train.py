@@ -15,8 +15,13 @@ def train(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the draft, checkpoint and metrics go.")],
     target: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The target, a Llama-family model.", show_default="the embedded one"),
+        typer.Option(
+            metavar="DIR", help="The target: a Llama-family model or a Kimi K3.", show_default="the embedded one"
+        ),
     ] = None,
+    stream: Annotated[
+        Literal["prefix", "attn_res"], typer.Option(help="What the draft taps of a Kimi K3 (see docs/kimi-k3.md).")
+    ] = "prefix",
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Shards of regenerated answers.", show_default="OUT/data")
     ] = None,
@@ -90,6 +95,7 @@ def train(
         prompts=prompts,
         held_out=held_out,
         start=start,
+        stream=stream,
         answer_tokens=answer_tokens,
         data_limit_bytes=None if data_limit is None else round(data_limit * 1e9),
         processes=processes,

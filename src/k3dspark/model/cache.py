@@ -89,6 +89,12 @@ class LatentCache:
             start += count
         return copied
 
+    def copy(self) -> LatentCache:
+        """Another cache with the same rows."""
+        copied = LatentCache(self.layers, self.row_width, self._dtype, self._device, self.block_tokens)
+        copied.append(self.rows(0, self._length))
+        return copied
+
     def chunks(self, layer: int) -> list[Tensor]:
         """Views [n_i, W] of one layer's rows in order; empty when the cache is."""
         full, rest = divmod(self._length, self.block_tokens)

@@ -6,13 +6,51 @@ Not the verified target: results here depend on the batch shape in the last bits
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from k3dspark.model.ops import rms_norm
 from k3dspark.target.weights import LlamaWeights
+
+PREFILL_ROWS = 16  # prompts run at once
+
+
+class Selectable(Protocol):
+    """What B sequences hold."""
+
+    def select(self, rows: torch.Tensor) -> Self:
+        """The sequences at `rows` [B']; one may be named twice."""
+        ...
+
+
+State = TypeVar("State", bound=Selectable)
+
+
+@dataclass(frozen=True)
+class Prefilled(Generic[State]):
+    """P prompts after a prefill: their state, their last hidden rows [P, d], and, if recorded, all rows in fp16."""
+
+    state: State
+    last: torch.Tensor
+    rows: list[tuple[torch.Tensor, torch.Tensor]]  # (final-normed hidden [T, d], taps [T, N*d]) of each prompt
+
+
+class Stepped(Protocol):
+    """A target that answers many prompts in step, for training data."""
+
+    head: torch.Tensor  # [V, d]
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int, record: bool) -> Prefilled[Any]:
+        """Run whole prompts; `room` more tokens will follow each."""
+        ...
+
+    def step(self, ids: torch.Tensor, state: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run one more token [B] of every sequence → (final-normed hidden [B, d], taps [B, N*d])."""
+        ...
 
 
 @dataclass
@@ -37,6 +75,7 @@ class BatchForward:
     def __init__(self, weights: LlamaWeights, tap_layer_ids: tuple[int, ...]) -> None:
         self.weights = weights
         self.tap_layer_ids = tap_layer_ids
+        self.head = weights.head
         shape = weights.shape
         angles = torch.outer(torch.arange(shape.max_positions).float(), torch.tensor(shape.inv_freq))
         table = torch.cat([angles, angles], -1)
@@ -48,6 +87,41 @@ class BatchForward:
         return BatchState(
             kv[0], kv[1], torch.zeros(batch, capacity, dtype=torch.bool), torch.zeros(batch, dtype=torch.long)
         )
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int, record: bool) -> Prefilled[BatchState]:
+        """Run whole prompts, left-padded, some at a time; `room` is the capacity kept for what follows."""
+        width = max(len(p) for p in prompts)
+        state = self.new_state(len(prompts), width + room)
+        state.length = width
+        last = torch.empty(len(prompts), self.weights.shape.hidden_size)
+        recorded: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        for start in range(0, len(by_length), PREFILL_ROWS):  # near lengths together: little padding
+            rows = by_length[start : start + PREFILL_ROWS]
+            part = [prompts[i] for i in rows]
+            longest = len(part[-1])
+            ids = torch.zeros(len(part), longest, dtype=torch.long)
+            valid = torch.zeros(len(part), longest, dtype=torch.bool)
+            for row, prompt in enumerate(part):
+                ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+                valid[row, longest - len(prompt) :] = True
+            small = self.new_state(len(part), longest)
+            hidden, taps = self.forward(ids, small, valid)
+            state.keys[:, rows, :, width - longest : width] = small.keys
+            state.values[:, rows, :, width - longest : width] = small.values
+            state.valid[rows, width - longest : width] = small.valid
+            state.next_position[rows] = small.next_position
+            last[rows] = hidden[:, -1]
+            if record:
+                for row, index in enumerate(rows):
+                    own = slice(longest - len(part[row]), None)
+                    recorded[index] = hidden[row, own].half(), taps[row, own].half()
+        return Prefilled(state, last, [recorded[i] for i in range(len(recorded))])
+
+    def step(self, ids: torch.Tensor, state: BatchState) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token [B] for every sequence → (final-normed hidden [B, d], taps [B, N*d])."""
+        hidden, taps = self.forward(ids[:, None], state)
+        return hidden[:, 0], taps[:, 0]
 
     def forward(
         self, ids: torch.Tensor, state: BatchState, valid: torch.Tensor | None = None

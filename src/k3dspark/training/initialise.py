@@ -7,7 +7,7 @@ from torch import Tensor
 
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
-from k3dspark.target.weights import LlamaWeights
+from k3dspark.training.teacher import DenseMlp, Donor
 
 
 def draft_vocabulary(counts: Tensor, size: int, always: list[int]) -> Tensor:
@@ -19,7 +19,7 @@ def draft_vocabulary(counts: Tensor, size: int, always: list[int]) -> Tensor:
 
 
 def initialise(
-    config: K3DSparkConfig, target: LlamaWeights, vocabulary: Tensor | None, taps: Tensor, seed: int
+    config: K3DSparkConfig, target: Donor, vocabulary: Tensor | None, taps: Tensor, seed: int
 ) -> K3DSparkModel:
     """A draft that starts out reading the newest context row; everything else is small or random.
 
@@ -53,14 +53,15 @@ def initialise(
         if vocabulary is not None:
             model.d2t = vocabulary.clone()
         d = config.hidden_size
-        if d == target.shape.hidden_size == config.target_hidden_size:
+        if d == target.embed.shape[1] == config.target_hidden_size:
             model.context_proj.weight.mul_(0.1 / len(config.target_layer_ids))
             model.context_proj.weight[:, -d:] += torch.eye(d)
             # Begin unsure: at full size, random logits cost a cross-entropy of 20.
             model.final_norm.weight.copy_(0.2 * target.final_norm)
             features = model.context_features(taps)
-            if config.intermediate_size == target.shape.intermediate_size:
-                _copy_mlps(model, target, size)
+            mlps = target.mlps[-len(model.stack) :]
+            if mlps and config.intermediate_size == mlps[0].down.shape[1]:
+                _copy_mlps(model, mlps, size)
             _read_newest_row(model, features, gain=1.0)
     return model
 
@@ -80,15 +81,15 @@ def tap_scale(taps: Tensor) -> Tensor:
     return taps.float().square().mean(0).sqrt().clamp(min=1e-4).reciprocal()
 
 
-def _copy_mlps(model: K3DSparkModel, target: LlamaWeights, size: float) -> None:
+def _copy_mlps(model: K3DSparkModel, mlps: tuple[DenseMlp, ...], size: float) -> None:
     """The target's last MLPs, their output scaled to rms `size` on unit input."""
-    probe = torch.randn(256, target.shape.hidden_size, generator=torch.Generator().manual_seed(0))
-    for layer, source in zip(model.stack, target.layers[-len(model.stack) :], strict=True):
+    probe = torch.randn(256, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    for layer, source in zip(model.stack, mlps, strict=True):
         gate, up = source.gate_up.chunk(2)
         layer.mlp.gate_proj.weight.copy_(gate)
         layer.mlp.up_proj.weight.copy_(up)
         layer.mlp.down_proj.weight.copy_(source.down)
-        layer.post_attention_layernorm.weight.copy_(source.post_norm)
+        layer.post_attention_layernorm.weight.copy_(source.norm)
         output = layer.mlp(layer.post_attention_layernorm(probe))
         layer.mlp.down_proj.weight.mul_(size / float(rms(output).median()))
 

@@ -13,21 +13,21 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from k3dspark.checkpoint.inventory import expected_tensors
 from k3dspark.errors import BadInput
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
 from k3dspark.model.loading import load_draft, save_draft
-from k3dspark.target.batch import BatchForward
-from k3dspark.target.weights import LlamaShape, LlamaWeights, load_llama, read_config
+from k3dspark.target.kimi_k3_model import TapStream
+from k3dspark.target.loading import load_tokenizer
 from k3dspark.training.curves import read_metrics
 from k3dspark.training.disk import ShardRoom, remove_stale
 from k3dspark.training.initialise import draft_vocabulary, initialise, tap_scale
 from k3dspark.training.processes import run_stage
 from k3dspark.training.regenerate import RegenerateSettings, Regenerator
 from k3dspark.training.shards import ShardStore
+from k3dspark.training.teacher import Donor, TargetShape, Teacher
 from k3dspark.training.trainer import Trainer, TrainSettings, settings_record
 
 Report = Callable[[str, dict[str, Any]], None]
@@ -52,9 +52,10 @@ class DraftShape:
 @dataclass(frozen=True)
 class TrainJob:
     """One training run. `answer_tokens` more answers are regenerated until that many exist; 0 trains on what is there.
+
     `data_limit_bytes` is the most that all shards may take: when it is reached, training goes on with what is there.
-    `minutes` bounds the training stage; a bounded run resumes with the same command. With `start`, a new run begins
-    from that draft's weights and vocabulary instead of fresh ones.
+    `stream` is what the draft taps of a Kimi K3. `minutes` bounds the training stage; a bounded run resumes with the
+    same command. With `start`, a new run begins from that draft's weights and vocabulary instead of fresh ones.
     """
 
     target: Path
@@ -63,6 +64,7 @@ class TrainJob:
     prompts: Path | None = None
     held_out: Path | None = None
     start: Path | None = None
+    stream: TapStream = "prefix"
     answer_tokens: int = 200_000
     data_limit_bytes: int | None = None
     processes: int = 1
@@ -74,23 +76,27 @@ class TrainJob:
 
 def train(job: TrainJob, report: Report) -> dict[str, Any]:
     """Run the stages; returns the record that is also written beside the draft in `job.out`."""
-    shape = LlamaShape.from_config(read_config(job.target))
+    teacher = Teacher.at(job.target, job.stream)
     for directory in (job.out, job.data):
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"cannot write to {directory}", str(error), "choose another directory") from error
+    _require_stream(job)
     rendezvous = job.out / "rendezvous"
     if job.answer_tokens:
         remove_stale(job.data)
         run_stage(_regenerate_worker, job.processes, rendezvous, job, report)
         _check_room(job, report)
     run_stage(_train_worker, job.processes, rendezvous, job, report)
-    return export(job, shape)
+    return export(job, teacher)
 
 
-def draft_config(shape: LlamaShape, draft: DraftShape, stop_ids: tuple[int, ...]) -> K3DSparkConfig:
+def draft_config(
+    shape: TargetShape, draft: DraftShape, stop_ids: tuple[int, ...], stream: TapStream = "prefix"
+) -> K3DSparkConfig:
     """The config of a new draft: the target's widths and vocabulary, K3's switches, YaRN over the target's window."""
+    other_stream = {} if stream == "prefix" else {"aux_hidden_stream": stream}  # the published file has no such key
     factor = 4.0 if shape.max_positions % 4 == 0 and shape.max_positions >= 4096 else 1.0
     theta = 50000.0
     return K3DSparkConfig(
@@ -139,6 +145,7 @@ def draft_config(shape: LlamaShape, draft: DraftShape, stop_ids: tuple[int, ...]
         block_size=draft.block_size,
         block_causal=False,
         torch_dtype="bfloat16",
+        **other_stream,
     )
 
 
@@ -165,13 +172,13 @@ def _regenerate_worker(rank: int, job: TrainJob, report: Report) -> None:
     have = _answer_tokens(job.data) // job.processes
     if have >= target_tokens:
         return
-    weights = load_llama(job.target)
+    teacher = Teacher.at(job.target, job.stream)
     seed = job.regenerate.seed * 1000 + len(list(job.data.glob("*.safetensors"))) * job.processes + rank
     settings = RegenerateSettings(**{**asdict(job.regenerate), "seed": seed})
     worker = Regenerator(
-        BatchForward(weights, tuple(default_taps(weights.shape.layers))),
-        AutoTokenizer.from_pretrained(job.target, local_files_only=True),
-        _stop_ids(job.target),
+        teacher.forward(default_taps(teacher.shape.layers)),
+        load_tokenizer(job.target),
+        teacher.stop_ids,
         settings,
         read_prompts(job.held_out) if job.held_out else [],
         read_prompts(job.prompts)[rank :: job.processes] if job.prompts else None,
@@ -179,6 +186,23 @@ def _regenerate_worker(rank: int, job: TrainJob, report: Report) -> None:
     report_rank = report if rank == 0 else lambda *_: None
     room = ShardRoom(job.data_limit_bytes)
     worker.write_shards(job.data, target_tokens - have, f"s{seed}", lambda m: report_rank("regenerate", m), room)
+
+
+def _require_stream(job: TrainJob) -> None:
+    """Raises `BadInput` when the shards hold the other stream's taps; a mark beside them says which."""
+    mark = job.data / "stream"
+    if list(job.data.glob("*.safetensors")):
+        held = mark.read_text(encoding="utf-8").strip() if mark.is_file() else "prefix"
+        if held != job.stream:
+            raise BadInput(
+                f"{job.data} holds taps of the stream {held}",
+                f"this draft is to read {job.stream}",
+                "give another --data, or the --stream these answers were made with",
+            )
+    elif job.stream != "prefix":
+        mark.write_text(job.stream + "\n", encoding="utf-8")
+    else:
+        mark.unlink(missing_ok=True)
 
 
 def _check_room(job: TrainJob, report: Report) -> None:
@@ -197,17 +221,18 @@ def _check_room(job: TrainJob, report: Report) -> None:
 
 def _train_worker(rank: int, job: TrainJob, report: Report) -> None:
     store = ShardStore(job.data)
-    model = new_draft(job, load_llama(job.target), store)
+    model = new_draft(job, Teacher.at(job.target, job.stream), store)
     trainer = Trainer(model, store, job.settings, job.out)
     trainer.resume()
     trainer.run(lambda m: report("train", m) if rank == 0 else None, time.time() + 60 * job.minutes)
 
 
-def new_draft(job: TrainJob, weights: LlamaWeights, store: ShardStore) -> K3DSparkModel:
+def new_draft(job: TrainJob, teacher: Teacher, store: ShardStore) -> K3DSparkModel:
     """The untrained draft of a job; sets the store's tap scale. Its vocabulary is chosen once and kept in `job.out`."""
-    config = draft_config(weights.shape, job.shape, _stop_ids(job.target))
+    config = draft_config(teacher.shape, job.shape, teacher.stop_ids, teacher.stream)
+    donor = teacher.donor()
     if job.start is not None:
-        return _started_draft(job, config, weights, store)
+        return _started_draft(job, config, donor, store)
     vocabulary = None
     if config.draft_vocab_size < config.vocab_size:
         kept = job.out / "vocabulary.json"
@@ -215,20 +240,20 @@ def new_draft(job: TrainJob, weights: LlamaWeights, store: ShardStore) -> K3DSpa
             vocabulary = torch.tensor(json.loads(kept.read_text()), dtype=torch.int64)
         else:
             counts = store.token_counts(config.vocab_size)
-            vocabulary = draft_vocabulary(counts, config.draft_vocab_size, list(_stop_ids(job.target)))
+            vocabulary = draft_vocabulary(counts, config.draft_vocab_size, list(teacher.stop_ids))
             temporary = job.out / f"vocabulary.{os.getpid()}.tmp"
             temporary.write_text(json.dumps(vocabulary.tolist()))
             os.replace(temporary, kept)
     sample = _tap_sample(job, store)
     store.tap_scale = tap_scale(sample)
     sample = sample * store.tap_scale
-    return initialise(config, weights, vocabulary, sample, job.settings.seed)
+    return initialise(config, donor, vocabulary, sample, job.settings.seed)
 
 
-def _started_draft(job: TrainJob, config: K3DSparkConfig, weights: LlamaWeights, store: ShardStore) -> K3DSparkModel:
+def _started_draft(job: TrainJob, config: K3DSparkConfig, donor: Donor, store: ShardStore) -> K3DSparkModel:
     """The draft of `job.start` in fp32, its context_proj freed of the tap scale that `export` folds into it."""
     assert job.start is not None
-    model = load_draft(job.start, target_embed=weights.embed, target_lm_head=weights.head, dtype=torch.float32)
+    model = load_draft(job.start, target_embed=donor.embed, target_lm_head=donor.head, dtype=torch.float32)
     ours, theirs = (expected_tensors(c.mapping()) for c in (config, model.config))
     different = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
     if different:
@@ -255,10 +280,10 @@ def _tap_sample(job: TrainJob, store: ShardStore) -> torch.Tensor:
     return load_file(kept)["taps"].float()
 
 
-def export(job: TrainJob, shape: LlamaShape) -> dict[str, Any]:
+def export(job: TrainJob, teacher: Teacher) -> dict[str, Any]:
     """Write config.json, model.safetensors (bf16, sharing the target's embedding and head) and training.json."""
     store = ShardStore(job.data)
-    model = new_draft(job, load_llama(job.target), store)
+    model = new_draft(job, teacher, store)
     trainer = Trainer(model, store, job.settings, job.out)
     if not trainer.resume():
         raise BadInput(f"no checkpoint in {job.out}", "training has not saved one yet", "train at least one step")
@@ -303,11 +328,6 @@ def read_prompts(path: Path) -> list[str]:
 
 def _answer_tokens(data: Path) -> int:
     return ShardStore(data).answer_tokens if list(data.glob("*.safetensors")) else 0
-
-
-def _stop_ids(target: Path) -> tuple[int, ...]:
-    value = read_config(target).get("eos_token_id")
-    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else ()
 
 
 def _record_of(draft: Path) -> dict[str, Any] | None:

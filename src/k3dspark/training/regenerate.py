@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from k3dspark.target.batch import BatchForward, BatchState
+from k3dspark.target.batch import Stepped
 from k3dspark.training.disk import ShardRoom, write_shard
 from k3dspark.training.prompts import normalized, opening, overlaps, passages, template_prompt
 
@@ -48,7 +48,7 @@ class Regenerator:
 
     def __init__(
         self,
-        forward: BatchForward,
+        forward: Stepped,
         tokenizer: Any,
         stop_ids: Sequence[int],
         settings: RegenerateSettings,
@@ -190,10 +190,8 @@ class Regenerator:
         return drawn
 
     @torch.no_grad()
-    def _generate(
-        self, prompts: list[list[int]], temperatures: Tensor, limit: int, record: bool = False
-    ) -> list[Turn]:
-        head = self.forward.weights.head
+    def _generate(self, prompts: list[list[int]], temperatures: Tensor, limit: int, record: bool = False) -> list[Turn]:
+        head = self.forward.head
         turns = [Turn() for _ in prompts]
         state, last = self._prefill(prompts, limit, turns if record else None)
         active = torch.arange(len(prompts))
@@ -218,54 +216,30 @@ class Regenerator:
             if done.float().mean() > 0.2:  # drop finished rows from the batch
                 keep = (~done).nonzero()[:, 0]
                 state, active, tokens, done = state.select(keep), active[keep], tokens[keep], done[keep]
-            hidden, taps = self.forward.forward(tokens[:, None], state)
-            last = hidden[:, -1]
+            last, taps = self.forward.step(tokens, state)
             if record:
-                half_taps, half_final = taps.half(), hidden.half()
+                half_taps, half_final = taps.half(), last.half()
                 for row, index in enumerate(active.tolist()):
                     if not done[row]:
-                        turns[index].taps.append(half_taps[row])
-                        turns[index].final.append(half_final[row])
+                        turns[index].taps.append(half_taps[row : row + 1])
+                        turns[index].final.append(half_final[row : row + 1])
         return turns
 
-    def _prefill(self, prompts: list[list[int]], limit: int, turns: list[Turn] | None) -> tuple[BatchState, Tensor]:
+    def _prefill(self, prompts: list[list[int]], limit: int, turns: list[Turn] | None) -> tuple[Any, Tensor]:
         """The state after all prompts, and the last hidden rows [B, d]. Equal neighbours are run once."""
-        distinct: list[int] = []  # rows of the first of each run of equal prompts
+        distinct: list[list[int]] = []  # the first of each run of equal prompts
         source = []
         for row, prompt in enumerate(prompts):
             if not row or prompt != prompts[row - 1]:
-                distinct.append(row)
+                distinct.append(prompt)
             source.append(len(distinct) - 1)
-        width = max(len(p) for p in prompts)
-        state = self.forward.new_state(len(distinct), width + limit)
-        state.length = width
-        last = torch.empty(len(distinct), self.forward.weights.shape.hidden_size)
-        by_length = sorted(range(len(distinct)), key=lambda i: len(prompts[distinct[i]]))
-        for start in range(0, len(by_length), 16):  # near lengths together: little padding
-            rows = by_length[start : start + 16]
-            part = [prompts[distinct[i]] for i in rows]
-            longest = len(part[-1])
-            ids = torch.zeros(len(part), longest, dtype=torch.long)
-            valid = torch.zeros(len(part), longest, dtype=torch.bool)
-            for row, prompt in enumerate(part):
-                ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-                valid[row, longest - len(prompt) :] = True
-            small = self.forward.new_state(len(part), longest)
-            hidden, taps = self.forward.forward(ids, small, valid)
-            state.keys[:, rows, :, width - longest : width] = small.keys
-            state.values[:, rows, :, width - longest : width] = small.values
-            state.valid[rows, width - longest : width] = small.valid
-            state.next_position[rows] = small.next_position
-            last[rows] = hidden[:, -1]
-            for row, index in enumerate(rows if turns is not None else ()):
-                first = longest - len(part[row])
-                for twin in (i for i, origin in enumerate(source) if origin == index):
-                    assert turns is not None
-                    turns[twin].taps.append(taps[row, first:].half())
-                    turns[twin].final.append(hidden[row, first:].half())
-        if len(distinct) < len(prompts):
-            state = state.select(torch.tensor(source))
-        return state, last[torch.tensor(source)]
+        filled = self.forward.prefill(distinct, limit, turns is not None)
+        for turn, index in zip(turns or (), source, strict=False):
+            final, taps = filled.rows[index]
+            turn.final.append(final)
+            turn.taps.append(taps)
+        twins = torch.tensor(source)
+        return filled.state if len(distinct) == len(prompts) else filled.state.select(twins), filled.last[twins]
 
     def _sample(self, logits: Tensor, temperatures: Tensor) -> Tensor:
         top, ids = logits.topk(self.settings.top_k, -1)
