@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 BEFORE, AFTER, PERFECT = "#d97706", "#2f81f7", "#8b949e"
-COLUMNS = (
-    "slot", "survived", "ECE before", "ECE after", "floor", "AUROC before", "AUROC after", "Brier before",
-    "Brier after", "T", "shift",
-)  # fmt: skip
+COLUMNS = ("slot", "survived", "ECE", "floor", "AUROC", "Brier", "T", "shift")
 
 
 def write_report(path: Path, draft: str, fitted: Sequence[Fitted]) -> None:
@@ -30,7 +27,7 @@ def write_report(path: Path, draft: str, fitted: Sequence[Fitted]) -> None:
     page.text(
         "Every block was verified whole. Scaling was fitted on the rounds of half of the prompts; all that follows is "
         "measured on the other half. Survival of a slot: the chance that its token and all before it are accepted. "
-        "Floor: the ECE that a perfectly calibrated head would show on so few rounds."
+        "Floor: the ECE that a perfectly calibrated head would show on so few rounds. Two figures are before→after."
     )
     for one in fitted:
         page.heading(one.setting.key)
@@ -42,7 +39,7 @@ def write_report(path: Path, draft: str, fitted: Sequence[Fitted]) -> None:
         page.figure(_error_figure(one), height=280)
         page.figure(_curves(one), height=260 * -(-len(one.slots) // 4))
         page.text("Acceptance of a slot, over the rounds that accepted everything before it:")
-        page.table(("slot", "rounds", *COLUMNS[1:4], *COLUMNS[5:9]), step_rows(one))
+        page.table(("slot", "rounds", *COLUMNS[1:3], *COLUMNS[4:6]), step_rows(one))
     page.write(path)
 
 
@@ -68,9 +65,14 @@ def step_rows(one: Fitted) -> list[list[str]]:
 
 
 def _figures(before: Reliability, after: Reliability, floor: float | None = None) -> list[str]:
-    errors = [f"{before.ece:.3f}", f"{after.ece:.3f}"] + ([f"{floor:.3f}"] if floor is not None else [])
-    auroc = ["—" if r.auroc is None else f"{r.auroc:.3f}" for r in (before, after)]
-    return [f"{before.mean_outcome:.3f}", *errors, *auroc, f"{before.brier:.3f}", f"{after.brier:.3f}"]
+    both = before.auroc is not None and after.auroc is not None
+    return [
+        f"{before.mean_outcome:.3f}",
+        f"{before.ece:.3f}→{after.ece:.3f}",
+        *([f"{floor:.3f}"] if floor is not None else []),
+        f"{before.auroc:.3f}→{after.auroc:.3f}" if both else "—",
+        f"{before.brier:.3f}→{after.brier:.3f}",
+    ]
 
 
 def _error_figure(one: Fitted) -> Figure:
