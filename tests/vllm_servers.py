@@ -35,7 +35,9 @@ def vllm_server(target: Path, log: Path, *options: str, more: dict[str, str] | N
         "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "4",
         "--kv-cache-memory-bytes", str(128 << 20), "--enable-prompt-tokens-details", *options,
     ]  # fmt: skip
-    environment = {**os.environ, **QUIET, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", **(more or {})}
+    # Bound by itself, every server would take the same core.
+    free = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "PYTHONPATH": ""}
+    environment = {**os.environ, **QUIET, **free, **(more or {})}
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
     try:
