@@ -17,10 +17,17 @@ from typing import Any
 import pytest
 
 from k3dspark.monitoring.export import Deployment, write
+from k3dspark.monitoring.exposition import parse
 from monitoring.test_live import serving
 from scrapes import vllm
+from serving.harness import running, tiny_pair
+from vllm_environment import needs_vllm, write_pair
+from vllm_servers import interpreter, vllm_server
 
 pytestmark = pytest.mark.integration
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="needs prometheus (Debian: apt-get install prometheus)"
+)
 
 SLOTS = (0.8, 0.6, 0.45, 0.34, 0.26, 0.2, 0.15)
 
@@ -68,7 +75,7 @@ def wait_for(address: str, expression: str, seconds: float = 90) -> list[dict[st
     raise AssertionError(f"{expression} has no value after {seconds} s")
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus (Debian: apt-get install prometheus)")
+@needs_prometheus
 def test_prometheus_with_the_exported_files_finds_the_acceptance_of_the_counters(tmp_path: Path) -> None:
     started = time.monotonic()
 
@@ -88,3 +95,62 @@ def test_prometheus_with_the_exported_files_finds_the_acceptance_of_the_counters
     assert float(length["value"][1]) == pytest.approx(1 + sum(SLOTS))
     assert float(conditional[0]["value"][1]) == pytest.approx(0.75)
     assert alerts == []
+
+
+@needs_prometheus
+def test_prometheus_finds_the_figures_of_our_server(tmp_path: Path) -> None:
+    with running(tiny_pair(tmp_path / "pair")) as ours:
+        _check_figures(ours.url, "k3dspark", "rounds", tmp_path / "prometheus")
+
+
+@needs_prometheus
+@needs_vllm
+def test_prometheus_finds_the_figures_of_vllm(tmp_path: Path) -> None:
+    target, draft = write_pair(tmp_path / "pair")
+    speculative = json.dumps({"method": "dspark", "model": str(draft), "num_speculative_tokens": 7})
+    options = ("--speculative-config", speculative)
+    with vllm_server(target, tmp_path / "log", *options, more=interpreter()) as theirs:
+        _check_figures(theirs, "vllm", "drafts", tmp_path / "prometheus")
+
+
+def _check_figures(server: str, prefix: str, rounds_are: str, folder: Path) -> None:
+    """Prometheus holds the server's own counters, and its recorded length is theirs at both ends of a run."""
+
+    def counters() -> dict[str, float]:
+        with urllib.request.urlopen(f"{server}/metrics", timeout=60) as answer:
+            by_name = parse(answer.read().decode()).by_name
+        return {what: sum(s.value for s in by_name[family(name)]) for what, name in names.items()}
+
+    def family(name: str) -> str:
+        return f"{prefix}:spec_decode_num_{name}_total"
+
+    names = {"rounds": rounds_are, "accepted": "accepted_tokens", "drafted": "draft_tokens",
+             "slots": "accepted_tokens_per_pos"}  # fmt: skip
+    _complete(server, 8)  # series that appear with the first request are there before the first scrape
+    write(folder, Deployment(service="k3", engines=(server.removeprefix("http://"),)))
+    before = counters()
+    with prometheus(folder) as address:
+        for name in names.values():
+            wait_for(address, family(name))
+        for _ in range(3):
+            _complete(server, 32)
+        after = counters()
+        added = {what: after[what] - before[what] for what in names}
+        for what, name in names.items():
+            (held,) = wait_for(address, f"sum({family(name)}) == {after[what]}")
+            assert float(held["value"][1]) == after[what]
+        assert added["slots"] == added["accepted"]
+        length = 1 + added["accepted"] / added["rounds"]
+        wait_for(address, f"abs(dspark:acceptance_length:5m - {length}) < 1e-9")
+        wait_for(address, f"abs(dspark:acceptance_rate:5m - {added['accepted'] / added['drafted']}) < 1e-9")
+        assert query(address, 'count(up{job="dspark-engines"} == 1)')
+
+
+def _complete(server: str, tokens: int) -> None:
+    with urllib.request.urlopen(f"{server}/v1/models", timeout=60) as answer:
+        model = json.load(answer)["data"][0]["id"]
+    body = {"model": model, "prompt": "1, 2, 1, 2, 1,", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{server}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    urllib.request.urlopen(request, timeout=900).close()
