@@ -5,7 +5,7 @@
 # model (see README.md).
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test integration bench soak lint clean distclean
+.PHONY: help demo test integration integration-long bench soak lint clean distclean
 .DELETE_ON_ERROR:
 SHELL := bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -24,7 +24,7 @@ DEMO_PROMPT ?= Write a small command line program in Python that guesses a numbe
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
-	@echo 'also: make lint | integration | bench | soak | clean | distclean'
+	@echo 'also: make lint | integration | integration-long | bench | soak | clean | distclean'
 
 demo: $(INSTALLED)
 	@$(BIN)/k3dspark generate --compare --max-new-tokens 128 "$(DEMO_PROMPT)"
@@ -33,7 +33,10 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 integration: $(INSTALLED)
-	$(BIN)/python -m pytest -m integration -rs
+	$(BIN)/python -m pytest -m "integration and not long" -rs
+
+integration-long: $(INSTALLED)
+	$(BIN)/python -m pytest -m long -rs
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/embedded.py

@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from k3dspark.checkpoint.synth import synthesise
 from tiny_models import write_draft, write_target
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 PROGRAM = [sys.executable, "-c", "from k3dspark.cli.main import main; main()"]
 PATIENCE = 1800  # seconds until a server is up

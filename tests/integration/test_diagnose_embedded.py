@@ -17,7 +17,7 @@ from k3dspark.diagnosis.subject import Subject, open_subject
 from k3dspark.diagnosis.wiring import Stream
 from k3dspark.embedded.pair import EMBEDDED_DRAFT
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 FAULTS = planted(mask=17)
 # This draft is as good without YaRN, without its scale and with a causal block: at short contexts there is no fault.

@@ -15,7 +15,7 @@ from k3dspark.decoding import CostAware, Engine, FixedLength, FullBlock, Samplin
 from k3dspark.decoding.costs import StepCosts, measure
 from k3dspark.embedded.pair import ModelPair, load_embedded_pair
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts" / "held_out.jsonl"
 MAKE: dict[str, Callable[[StepCosts], Scheduler]] = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "kimi_k3_draft.py"
 WRONG = ("random", "other stream", "one layer late")
