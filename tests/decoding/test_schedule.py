@@ -176,6 +176,16 @@ def test_slots_that_promise_less_than_the_costs_are_known_to_are_left_out() -> N
     assert lengths == (2,)
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_slots_that_cost_nothing_are_taken_however_little_they_promise(alone: bool) -> None:
+    hopeless = torch.full((1, 7), -6.0)
+    scheduler = CostAware(costs_of(1, 1, 1, 1, 0.5, 0.45, 0.4, 0.35), alone=alone)
+    for _ in range(20):
+        lengths = scheduler.lengths(hopeless, load(7))
+    assert lengths == (3,)
+    assert CostAware(costs_of(*[1.0] * 8), alone=alone).lengths(hopeless, load(7)) == (7,)
+
+
 def test_requests_that_left_are_forgotten_in_the_end() -> None:
     scheduler = CostAware(FREE)
     for request in range(2 * CostAware.REMEMBERED):
@@ -229,6 +239,9 @@ RULES: dict[str, Callable[[], Scheduler]] = {
     "steep, capacity": lambda: CostAware(costs_of(1, 0.5, 0.49, 0.48, 0.3, 0.29, 0.28, 0.27), "capacity"),
     "shared, early stop": lambda: CostAware(costs_of(1, 0.9, 0.82, 0.6, 0.5, first=2), "early_stop"),
     "shared, capacity": lambda: CostAware(costs_of(1, 0.9, 0.82, 0.6, 0.5, first=2), "capacity"),
+    # Rows of one tile cost the same: all within it, or the first two only.
+    "one tile, alone": lambda: CostAware(costs_of(1, 1, 1, 1, 1, 1, 1, 1), "capacity", alone=True),
+    "two free rows, alone": lambda: CostAware(costs_of(1, 1, 1, 0.5, 0.4, 0.35, 0.3, 0.25), "capacity", alone=True),
 }
 
 

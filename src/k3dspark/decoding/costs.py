@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from statistics import fmean
 from time import perf_counter
 from typing import Any, overload
 
@@ -52,6 +53,10 @@ class StepCosts:
         verify = _at(self.verify, np.asarray(tokens))
         return draft + (verify if isinstance(tokens, np.ndarray) else float(verify))
 
+    def level(self, rows: int) -> bool:
+        """Whether a target pass of `rows` rows costs what one row does: then no draft token is dear."""
+        return float(_at(self.verify, np.asarray(rows))) <= self.verify[0][1]
+
     def as_json(self) -> dict[str, object]:
         """{"draft": [[requests, seconds], …], "verify": [[rows, seconds], …]}."""
         return {"draft": [list(point) for point in self.draft], "verify": [list(point) for point in self.verify]}
@@ -92,7 +97,8 @@ def measure(
 
     The fastest of `repeats`: other programs only ever add time, and a step in the curve that is theirs would be
     believed as long as the engine runs. All shapes take turns, so that a slow moment falls on each of them alike. More
-    rows never cost less: where the clock says so it is noise, and neighbours are averaged.
+    rows never cost less: where the clock says so it is noise, and neighbours are averaged. A target that runs whole
+    tiles of rows (`tile_rows`) pays for the tile: its sizes within one share their mean.
     """
     block = draft.config.block_size if draft is not None else 0
     context = max(1, min(context, target.max_positions - block - 2))
@@ -109,9 +115,10 @@ def measure(
         for probe in sequences:
             target.close(probe.handle)
     drafts, verify = (
-        _rising(sorted((size, s) for (of, size), s in seconds.items() if of == kind)) for kind in ("draft", "verify")
+        sorted((size, s) for (of, size), s in seconds.items() if of == kind) for kind in ("draft", "verify")
     )
-    return StepCosts(drafts or ((1, 1e-12),), verify)
+    tile = getattr(target, "tile_rows", 1) if getattr(target, "exact", False) else 1
+    return StepCosts(_rising(drafts) or ((1, 1e-12),), _rising(_by_tile(verify, tile)))
 
 
 class _Probe:
@@ -155,6 +162,14 @@ def _fastest(runs: Mapping[Shape, Callable[[], None]], repeats: int) -> dict[Sha
             if turn:  # the first call allocates and chooses kernels
                 times[shape] = min(times[shape], perf_counter() - started)
     return times
+
+
+def _by_tile(points: Sequence[tuple[int, float]], tile: int) -> list[tuple[int, float]]:
+    """The mean of the sizes that need as many tiles, for each of them."""
+    of_tiles: dict[int, list[float]] = {}
+    for size, seconds in points:
+        of_tiles.setdefault(-(-size // tile), []).append(seconds)
+    return [(size, fmean(of_tiles[-(-size // tile)])) for size, _ in points]
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> Points:

@@ -184,6 +184,8 @@ class CostAware(Confident):
         return tuple(self._worth_drafting(load.alone(b))[0] for b in range(len(load.requests)))
 
     def lengths(self, confidence: torch.Tensor, load: Load) -> tuple[int, ...]:
+        if self.alone and self.form == "capacity" and self.costs.level(1 + max(load.limits, default=0)):
+            return load.limits  # what `foresight` would find, sooner
         fresh = self.acceptance(confidence, load).cumprod(1)
         if not fresh.size:
             return load.limits
@@ -290,7 +292,7 @@ def early_stop(survival: Survival, limits: Sequence[int], costs: StepCosts) -> t
 
 def foresight(survival: Survival, past: Survival, limit: int, costs: StepCosts, margin: float = 0.0) -> int:
     """Slots of one request [K]: admit a slot while the expected speed can still rise from it on, by more than the
-    share `margin`, a step in the costs crossed if need be.
+    share `margin`, a step in the costs crossed if need be. A slot that costs nothing is always admitted.
 
     What lies beyond slot k is not looked at but foretold: its fresh survival, falling on as `past` survivals do. So
     admission of a slot depends on its own survival and earlier ones, as the rule of this module asks.
@@ -300,7 +302,7 @@ def foresight(survival: Survival, past: Survival, limit: int, costs: StepCosts, 
     for slot in range(limit):
         onwards = survival[slot] * past[slot:limit] / max(float(past[slot]), 1e-12)
         speeds = (committed + onwards.cumsum()) / seconds[slot + 1 :]
-        if not speeds.max() > (1.0 + margin) * committed / seconds[slot]:
+        if seconds[slot + 1] > seconds[slot] and not speeds.max() > (1.0 + margin) * committed / seconds[slot]:
             return slot
         committed += float(survival[slot])
     return limit
