@@ -133,7 +133,7 @@ def job(target: Path, out: Path, data: Path, steps: int) -> TrainJob:
     return TrainJob(target, out, data, answer_tokens=0, shape=shape, settings=settings)
 
 
-def answers(target: Path, draft: Path | None) -> tuple[list[list[int]], DecodeStats | None]:
+def answers(target: Path, draft: Path | None) -> tuple[list[list[int]], DecodeStats]:
     """Greedy answers to prompts that no draft has seen, and pooled counters."""
     pair = load_pair(target, draft, dtype="float32")
     engine = Engine(pair.target, pair.draft)
@@ -143,12 +143,7 @@ def answers(target: Path, draft: Path | None) -> tuple[list[list[int]], DecodeSt
     ]
     while not engine.idle:
         engine.step()
-    stats = None
-    if draft is not None:
-        stats = requests[0].stats
-        for request in requests[1:]:
-            stats = stats + request.stats
-    return [request.new_ids for request in requests], stats
+    return [request.new_ids for request in requests], engine.stats
 
 
 def main() -> None:
@@ -198,7 +193,6 @@ def measured(target: Path, drafts: dict[str, Path]) -> dict[str, Any]:
     record: dict[str, Any] = {"different_answers": len({tuple(answer) for answer in plain}), "drafts": {}}
     for name, draft in drafts.items():
         spoken, stats = answers(target, draft)
-        assert stats is not None
         record["drafts"][name] = {"identical": spoken == plain, "acceptance_length": stats.acceptance_length}
     return record
 

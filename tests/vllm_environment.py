@@ -52,14 +52,19 @@ def write_pair(directory: Path) -> tuple[Path, Path]:
     return target, draft
 
 
+def interpreter() -> dict[str, str]:
+    """What method `dspark` needs in its environment (docs/vllm.md), and nothing else may have."""
+    folder = subprocess.run(
+        [PYTHON, "-m", "k3dspark.vllm_plugin"], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.strip()
+    return {"PYTHONPATH": folder, "TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+
+
 def inside_vllm(task: str, question: Any, interpreted: bool = False, seconds: float = 900) -> Any:
     """What `inside_vllm.py` answers, run by vLLM's own Python; `interpreted` as the launch files do it."""
     environment = {**os.environ, **QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     if interpreted:
-        folder = subprocess.run(
-            [PYTHON, "-m", "k3dspark.vllm_plugin"], capture_output=True, text=True, check=True, timeout=120
-        ).stdout.strip()
-        environment |= {"PYTHONPATH": folder, "TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+        environment |= interpreter()
     done = subprocess.run(
         [PYTHON, INSIDE, task], input=json.dumps(question), env=environment, capture_output=True, text=True,
         timeout=seconds, check=False,

@@ -6,22 +6,15 @@ import os
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from k3dspark.deploy.launch import is_healthy
 from vllm_environment import PYTHON, QUIET
 
+NAME = "target"  # under which the model is served
 PATIENCE = 900  # seconds until a server is up: importing vLLM alone takes half a minute
-
-
-def interpreter() -> dict[str, str]:
-    """What a server of method `dspark` needs in its environment (docs/vllm.md), and no other may have."""
-    folder = subprocess.run(
-        [PYTHON, "-m", "k3dspark.vllm_plugin"], capture_output=True, text=True, check=True, timeout=120
-    ).stdout.strip()
-    return {"PYTHONPATH": folder, "TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 
 
 @contextmanager
@@ -31,7 +24,7 @@ def vllm_server(target: Path, log: Path, *options: str, more: dict[str, str] | N
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", target, "--served-model-name", "target",
+        PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", target, "--served-model-name", NAME,
         "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "4",
         "--kv-cache-memory-bytes", str(128 << 20), "--enable-prompt-tokens-details", *options,
     ]  # fmt: skip
@@ -52,10 +45,8 @@ def vllm_server(target: Path, log: Path, *options: str, more: dict[str, str] | N
 def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        try:
-            urllib.request.urlopen(f"{address}/health", timeout=10).close()
+        if is_healthy(address, NAME):
             return
-        except OSError:
-            assert process.poll() is None, log.read_text()[-4000:]
-            time.sleep(1)
+        assert process.poll() is None, log.read_text()[-4000:]
+        time.sleep(1)
     raise AssertionError(log.read_text()[-4000:])

@@ -21,8 +21,8 @@ from k3dspark.monitoring.exposition import parse
 from monitoring.test_live import serving
 from scrapes import vllm
 from serving.harness import running, tiny_pair
-from vllm_environment import needs_vllm, write_pair
-from vllm_servers import interpreter, vllm_server
+from vllm_environment import interpreter, needs_vllm, write_pair
+from vllm_servers import vllm_server
 
 pytestmark = pytest.mark.integration
 needs_prometheus = pytest.mark.skipif(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from vllm_environment import needs_vllm, write_pair
-from vllm_servers import interpreter, vllm_server
+from vllm_environment import interpreter, needs_vllm, write_pair
+from vllm_servers import vllm_server
 
 pytestmark = [pytest.mark.integration, needs_vllm]
 
