@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from k3dspark.embedded.cache import MANIFEST, built_once, cache_root, is_whole
+from k3dspark.checkpoint.cache import MANIFEST, built_once, cache_root, is_whole
 from k3dspark.errors import BadInput
 
 
@@ -80,7 +80,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path, fault: type[BaseExc
 BUILD_SLOWLY = """
 import sys, time
 from pathlib import Path
-from k3dspark.embedded.cache import built_once
+from k3dspark.checkpoint.cache import built_once
 
 def build(directory):
     (directory / "weights.bin").write_bytes(b"half")

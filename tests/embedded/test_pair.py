@@ -12,6 +12,7 @@ from k3dspark.decoding import Engine, SamplingParams
 from k3dspark.decoding.compare import compare
 from k3dspark.embedded.pair import EMBEDDED_DRAFT, ModelPair, load_embedded_pair, load_pair
 from k3dspark.errors import BadInput
+from k3dspark.model.packed import can_widen
 from tiny_models import write_draft, write_target
 
 
@@ -42,10 +43,12 @@ def test_the_draft_uses_the_targets_embedding_without_a_copy(target_dir: Path, d
 def test_both_models_compute_in_the_dtype_asked_for(target_dir: Path, draft_dir: Path, dtype: str) -> None:
     pair = load_pair(target_dir, draft_dir, dtype=dtype)  # type: ignore[arg-type]
     assert pair.draft is not None
-    assert pair.dtype == pair.draft.dtype == getattr(torch, dtype)
+    weights = pair.target.embed_weight  # type: ignore[attr-defined]
+    assert weights.dtype == getattr(torch, dtype)
+    assert pair.dtype == pair.draft.dtype == (torch.float32 if can_widen(weights) else weights.dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_decoding_with_the_draft_gives_the_targets_tokens(target_dir: Path, draft_dir: Path, dtype: str) -> None:
     pair = load_pair(target_dir, draft_dir, dtype=dtype)  # type: ignore[arg-type]
     params = SamplingParams(max_new_tokens=48)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from k3dspark.embedded.cache import is_whole
+from k3dspark.checkpoint.cache import is_whole
 
 pytestmark = pytest.mark.integration
 

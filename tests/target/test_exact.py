@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from k3dspark.errors import BadInput
+from k3dspark.model import native
 from k3dspark.model.packed import PackedLinear
 from k3dspark.target import attention
 from k3dspark.target.attention import MASKED, attend, chunk_mask
@@ -22,23 +23,33 @@ LENGTH = 600  # past two borders of 256
 
 
 CONFIGS = {"llama": llama(), "qwen3": qwen3(), "one key-value head": llama(num_key_value_heads=1)}
-# (config, dtype, rows of a tile, keys of a chunk, prepacked)
+# (config, dtype, rows of a tile, keys of a chunk, products: by our kernel if it can be had, oneDNN's, or plain ones)
 CASES = [
-    ("llama", torch.float32, 8, 256, True),
-    ("qwen3", torch.float32, 8, 256, True),
-    ("one key-value head", torch.float32, 8, 256, True),
-    ("llama", torch.bfloat16, 8, 256, True),
-    ("llama", torch.float32, 8, 256, False),
-    ("qwen3", torch.float32, 8, 16, True),
-    ("llama", torch.float32, 4, 64, True),
+    ("llama", torch.float32, 8, 256, "kernel"),
+    ("qwen3", torch.float32, 8, 256, "kernel"),
+    ("one key-value head", torch.float32, 8, 256, "kernel"),
+    ("llama", torch.bfloat16, 8, 256, "kernel"),
+    ("qwen3", torch.int8, 8, 256, "kernel"),
+    ("llama", torch.float32, 8, 256, "oneDNN"),
+    ("llama", torch.bfloat16, 8, 256, "oneDNN"),
+    ("llama", torch.float32, 8, 256, "plain"),
+    ("qwen3", torch.float32, 8, 16, "oneDNN"),
+    ("llama", torch.float32, 4, 64, "kernel"),
 ]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaTarget:
-    name, dtype, tile_rows, chunk, prepack = request.param
-    weights = load_llama(save(make_model(CONFIGS[name]), tmp_path_factory.mktemp("model")), dtype)
-    return LlamaTarget(weights, (0, 2), tile_rows=tile_rows, chunk=chunk, prepack=prepack)
+    name, dtype, tile_rows, chunk, products = request.param
+    int8 = dtype == torch.int8
+    directory = save(make_model(CONFIGS[name]), tmp_path_factory.mktemp("model"))
+    weights = load_llama(directory, torch.float32 if int8 else dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        if products != "kernel":
+            patch.setattr(native, "available", lambda: False)
+        return LlamaTarget(
+            weights, (0, 2), tile_rows=tile_rows, chunk=chunk, prepack=products != "plain", int8=int8
+        )
 
 
 @pytest.fixture(scope="module")

@@ -183,7 +183,7 @@ class _Opened:
     api_key: str | None
     timeout: float
     concurrency: int
-    dtype: Literal["auto", "float32", "bfloat16"]
+    dtype: options.DTypeName
     threads: int | None
 
     def __post_init__(self) -> None:

@@ -141,7 +141,7 @@ def _experiment(
     margin: float,
     seed: int,
     report: Path | None,
-    dtype: Literal["auto", "float32", "bfloat16"],
+    dtype: options.DTypeName,
     threads: int | None,
     lang: str,
     as_json: bool,

@@ -23,9 +23,10 @@ Draft = Annotated[
     Path | None, typer.Option("--draft", metavar="DIR", help="Its draft.", show_default="the embedded one")
 ]
 NoDraft = Annotated[bool, typer.Option("--no-draft", help="Decode plainly.")]
+DTypeName = Literal["auto", "float32", "bfloat16", "int8"]
 Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16"],
-    typer.Option("--dtype", help="Format of the weights; auto takes what is fastest here."),
+    DTypeName,
+    typer.Option("--dtype", help="Format of the weights; auto: bfloat16 on a CPU with units for it, else float32."),
 ]
 Threads = Annotated[
     int | None,
@@ -103,7 +104,7 @@ def load(
     target: Path | None,
     draft: Path | None,
     no_draft: bool,
-    dtype: Literal["auto", "float32", "bfloat16"],
+    dtype: DTypeName,
     threads: int | None,
 ) -> ModelPair:
     """The pair that these options name."""

@@ -90,14 +90,19 @@ def load_pair(
         tokenizer=tokenizer,
         stop_ids=stop_ids(directory, tokenizer),
         name=NAME if target is None else target.resolve().name,
-        dtype=opened.embed(torch.zeros(1, dtype=torch.long)).dtype,
+        dtype=activations(opened),
     )
 
 
 def _draft_beside(target: Target, directory: Path, config: K3DSparkConfig | None) -> K3DSparkModel:
     """The draft in the target's dtype, sharing the target's embedding and head where it has none of its own."""
     embed, head = embedding_and_head(target)
-    return draft_for(directory, config, embed, head, embed.dtype).eval().pack()
+    return draft_for(directory, config, embed, head, activations(target)).eval().pack()
+
+
+def activations(target: Target) -> torch.dtype:
+    """The format that a target computes in."""
+    return target.embed(torch.zeros(1, dtype=torch.long)).dtype
 
 
 def embedding_and_head(target: Target) -> tuple[torch.Tensor, torch.Tensor]:

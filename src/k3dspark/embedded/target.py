@@ -9,7 +9,7 @@ import sys
 from contextlib import redirect_stderr
 from pathlib import Path
 
-from k3dspark.embedded.cache import built_once, cache_root
+from k3dspark.checkpoint.cache import built_once, cache_root
 from k3dspark.errors import BadInput
 
 NAME = "SmolLM2-135M-Instruct"

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from k3dspark.model.config import K3DSparkConfig
-from k3dspark.model.packed import PackedLinear
-from k3dspark.model.streamed import LinearMap, StreamedLinear, can_stream
+from k3dspark.model.streamed import LinearMap, emulated, lay_out
 
 
 class Embedding(nn.Module):
@@ -44,10 +43,8 @@ class MarkovHead(nn.Module):
     def pack(self) -> None:
         """Lay W2 out for products in fp32, once: converting it at every slot would cost more than the product."""
         weight = self.markov_w2.weight
-        if can_stream(weight):
-            self._packed_w2 = StreamedLinear(weight)
-        else:
-            self._packed_w2 = PackedLinear(weight.to(torch.promote_types(weight.dtype, torch.float32)))
+        wide = weight if emulated(weight) else weight.to(torch.promote_types(weight.dtype, torch.float32))
+        self._packed_w2 = lay_out(wide)
 
     def start(self, batch: tuple[int, ...]) -> Tensor | None:
         """The state before slot 0: zeros [*batch, r] for rnn, None otherwise."""

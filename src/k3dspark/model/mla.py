@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.layers import Linear, RMSNorm
 from k3dspark.model.ops import attend_latent, rotate_interleaved
-from k3dspark.model.streamed import LinearMap, can_stream, lay_out
+from k3dspark.model.streamed import LinearMap, emulated, lay_out
 
 Angles = tuple[Tensor, Tensor]
 
@@ -41,7 +41,7 @@ class LatentAttention(nn.Module):
         """Lay weights out for inference: q_a and kv_a in one map, the two halves of kv_b apart."""
         self._fused_a = lay_out(self.q_a_proj.weight, self.kv_a_proj_with_mqa.weight)
         halves = (half.detach() for half in self._up_projections())
-        if can_stream(self.kv_b_proj.weight):  # small, and batched products have no 16-bit form that is fast here
+        if emulated(self.kv_b_proj.weight):  # small, and batched products have no 16-bit form that is fast here
             halves = (half.float() for half in halves)
         up_key, up_value = (half.contiguous() for half in halves)
         self._absorbed = up_key, up_value

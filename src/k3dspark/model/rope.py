@@ -13,7 +13,7 @@ def yarn_frequencies(
     dim: int, theta: float, factor: float, original: int, beta_fast: float, beta_slow: float
 ) -> Tensor:
     """ω [dim/2] in fp64: ω_i = inter_i·ρ_i + ext_i·(1−ρ_i), ρ a ramp between two correction dimensions."""
-    exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
     extrapolated = theta**-exponents
     interpolated = extrapolated / factor
 
@@ -22,7 +22,7 @@ def yarn_frequencies(
 
     low = max(math.floor(correction(beta_fast)), 0)
     high = min(math.ceil(correction(beta_slow)), dim - 1)
-    ramp = ((torch.arange(dim // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float64, device="cpu") - low) / max(high - low, 1e-3)).clamp(0, 1)
     return interpolated * ramp + extrapolated * (1 - ramp)
 
 
@@ -43,7 +43,7 @@ class Rope:
         """`parameters` is config.json's rope_parameters, complete with rope_theta."""
         theta = float(parameters["rope_theta"])  # type: ignore[arg-type]
         if parameters.get("rope_type", "default") != "yarn":
-            exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
+            exponents = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
             return cls(theta**-exponents, 1.0)
 
         def number(name: str, default: float) -> float:

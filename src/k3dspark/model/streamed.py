@@ -1,4 +1,4 @@
-"""Linear maps of 16-bit weights on a CPU without bf16 units: the weights stay 16 bits wide, the products are fp32."""
+"""Linear maps of the draft; 16-bit weights on a CPU without bf16 units stay 16 bits wide, the products are fp32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from k3dspark.model.packed import PackedLinear, native_bf16
+from k3dspark.model.native import NativeLinear
+from k3dspark.model.packed import PackedLinear, can_widen, narrowest, native_bf16
 
 LinearMap = Callable[[Tensor], Tensor]
 
@@ -16,9 +17,14 @@ TOP = 2.0**15  # weights are scaled to at most this: fp16 then holds every bf16 
 _ENGINES = ("fbgemm", "x86")
 
 
+def emulated(weight: Tensor) -> bool:
+    """True for 16-bit weights on a CPU without units for them: PyTorch's own products would be slower than fp32."""
+    return weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16) and not native_bf16()
+
+
 def can_stream(weight: Tensor) -> bool:
     """True for 16-bit weights on a CPU that would emulate bf16, when this build of torch has FBGEMM's fp16 product."""
-    if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float16) or native_bf16():
+    if not emulated(weight):
         return False
     if torch.backends.quantized.engine not in _ENGINES or torch.backends.cpu.get_cpu_capability() == "DEFAULT":
         return False
@@ -27,6 +33,8 @@ def can_stream(weight: Tensor) -> bool:
 
 def lay_out(*weights: Tensor) -> LinearMap:
     """x → x Wᵀ for weights [out_i, in] stacked along `out`, in the fastest form this device has."""
+    if all(can_widen(weight) for weight in weights):
+        return NativeLinear(*(narrowest(weight) for weight in weights))
     if can_stream(weights[0]):
         return StreamedLinear(*weights)
     return PackedLinear(weights[0] if len(weights) == 1 else torch.cat(weights))

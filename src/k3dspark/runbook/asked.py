@@ -24,7 +24,7 @@ class Asked:
     draft: Path | None = None
     url: str | None = None
     prompts: Path | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     lengths: str = "1K,32K,128K"
     per_length: int = 5
     new_tokens: int = 32

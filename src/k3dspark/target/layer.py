@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from k3dspark.model.packed import PackedLinear
+from k3dspark.model.packed import PackedLinear, can_widen, narrowest
 from k3dspark.target.weights import LlamaLayer, LlamaShape
 
 # Two AVX-512 registers of complex numbers: no head ends in scalar code, every row starts on a cache line.
@@ -26,12 +26,13 @@ def padded_head(head_dim: int) -> int:
 class PackedLayer:
     """Projections and norms of a layer, ready to run.
 
-    Invisible outside: the factors of both RMSNorms are multiplied into the matrices behind them; rotary pairs
+    Invisible outside: the factors of both RMSNorms are multiplied into the matrices behind them, unless that would
+    make numbers of 16 bits wider; rotary pairs
     (i, i + head_dim / 2) become neighbours, so that the rotation is one complex product; heads are padded; the heads
     that `out` reads are in the order attention leaves them, (group, kv_head).
     """
 
-    def __init__(self, layer: LlamaLayer, shape: LlamaShape, tile_rows: int, prepack: bool) -> None:
+    def __init__(self, layer: LlamaLayer, shape: LlamaShape, tile_rows: int, prepack: bool, int8: bool = False) -> None:
         d, head_dim, kv_heads = shape.hidden_size, shape.head_dim, shape.kv_heads
         spare = padded_head(head_dim) - head_dim
         pair = torch.arange(head_dim).view(2, head_dim // 2).t().reshape(-1)  # [0, head_dim / 2, 1, …]
@@ -43,15 +44,28 @@ class PackedLayer:
 
         width = d**0.5
         bias = per_head(layer.qkv_bias).reshape(-1) if layer.qkv_bias is not None else None
-        qkv = per_head(layer.qkv * (layer.input_norm * width)).reshape(-1, d)
-        self.qkv = PackedLinear(qkv, bias, tile_rows, prepack)
+        gains = [norm.float() * width for norm in (layer.input_norm, layer.post_norm)]
+        narrow = prepack and can_widen(layer.qkv) and narrowest(layer.qkv).dtype == torch.bfloat16
+        self._gains = gains if narrow and not int8 else None
+        qkv, gate_up = layer.qkv, layer.gate_up
+        if self._gains is None:
+            qkv, gate_up = qkv * gains[0].to(qkv.dtype), gate_up * gains[1].to(gate_up.dtype)
+        self.qkv = PackedLinear(per_head(qkv).reshape(-1, d), bias, tile_rows, prepack, int8)
         columns = F.pad(layer.out.view(d, kv_heads, -1, head_dim), (0, spare)).transpose(1, 2).reshape(d, -1)
-        self.out = PackedLinear(columns, layer.out_bias, tile_rows, prepack)
-        self.gate_up = PackedLinear(layer.gate_up * (layer.post_norm * width), None, tile_rows, prepack)
-        self.down = PackedLinear(layer.down, None, tile_rows, prepack)
+        self.out = PackedLinear(columns, layer.out_bias, tile_rows, prepack, int8)
+        self.gate_up = PackedLinear(gate_up, None, tile_rows, prepack, int8)
+        self.down = PackedLinear(layer.down, None, tile_rows, prepack, int8)
         eps = shape.rms_norm_eps
         self.q_norm = RmsNorm(layer.q_norm.float()[pair], eps, spare) if layer.q_norm is not None else None
         self.k_norm = RmsNorm(layer.k_norm.float()[pair], eps, spare) if layer.k_norm is not None else None
+
+    def into_attention(self, unit: torch.Tensor) -> torch.Tensor:
+        """What `qkv` reads, of rows from `unit_rows`, which may be overwritten."""
+        return unit if self._gains is None else unit.mul_(self._gains[0])
+
+    def into_mlp(self, unit: torch.Tensor) -> torch.Tensor:
+        """What `gate_up` reads, of rows from `unit_rows`, which may be overwritten."""
+        return unit if self._gains is None else unit.mul_(self._gains[1])
 
 
 class Workspace:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from k3dspark.errors import BadInput
-from k3dspark.model.packed import PackedLinear
+from k3dspark.model.packed import PackedLinear, can_widen
 from k3dspark.target.attention import KeyValueCache, attend, chunk_mask
 from k3dspark.target.checks import check_finite, check_rows, check_taps, wrong_commit
 from k3dspark.target.layer import PackedLayer, RmsNorm, Workspace, padded_head, rotate, silu_product, unit_rows
@@ -79,6 +79,7 @@ class LlamaTarget:
         tile_rows: int = 8,
         chunk: int = 256,
         prepack: bool = True,
+        int8: bool = False,
     ) -> None:
         if tile_rows.bit_count() != 1 or chunk < 1 or chunk % CHUNK_STEP:
             raise BadInput(
@@ -90,14 +91,15 @@ class LlamaTarget:
         self.exact = exact
         self.tile_rows = tile_rows
         self.chunk = chunk
-        self.dtype = weights.embed.dtype
+        # bfloat16 weights that our kernel widens multiply fp32 activations: nothing else is ever rounded.
+        self.dtype = torch.float32 if prepack and can_widen(weights.embed) else weights.embed.dtype
         self.device = weights.embed.device
         self._head_dim = padded_head(self.shape.head_dim)
         self._taps = check_taps(tap_layer_ids, self.shape.layers)
         self.embed_weight, self.head_weight = weights.embed, weights.head
-        self._layers = tuple(PackedLayer(layer, self.shape, tile_rows, prepack) for layer in weights.layers)
+        self._layers = tuple(PackedLayer(layer, self.shape, tile_rows, prepack, int8) for layer in weights.layers)
         self._final_norm = RmsNorm(weights.final_norm, self.shape.rms_norm_eps)
-        self._head = PackedLinear(weights.head, None, tile_rows, prepack)
+        self._head = PackedLinear(weights.head, None, tile_rows, prepack, int8)
         angles = torch.outer(torch.arange(self.shape.max_positions).float(), torch.tensor(self.shape.inv_freq))
         angles = F.pad(angles, (0, self._head_dim // 2 - angles.shape[1]))
         rotations = torch.complex(angles.cos(), angles.sin()) * self.shape.rope_multiplier
@@ -126,7 +128,7 @@ class LlamaTarget:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embedding rows [..., d] of token ids [...]."""
-        return F.embedding(token_ids, self.embed_weight)
+        return F.embedding(token_ids, self.embed_weight).to(self.dtype)
 
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [..., V] of final-normed hidden states [..., d]."""
@@ -205,11 +207,11 @@ class LlamaTarget:
     def _run_layer(self, index: int, layer: PackedLayer, tiles: Sequence[_Tile]) -> None:
         # One matrix at a time for all tiles: it stays in the processor's cache while a prompt passes through.
         floor = self._floor
-        qkv = [layer.qkv(unit_rows(tile.hidden, floor)) for tile in tiles]
+        qkv = [layer.qkv(layer.into_attention(unit_rows(tile.hidden, floor))) for tile in tiles]
         attended = [self._attend(index, layer, tile, rows) for tile, rows in zip(tiles, qkv, strict=True)]
         for tile, rows in zip(tiles, attended, strict=True):
             tile.hidden.add_(layer.out(rows))
-        inner = [silu_product(layer.gate_up(unit_rows(tile.hidden, floor))) for tile in tiles]
+        inner = [silu_product(layer.gate_up(layer.into_mlp(unit_rows(tile.hidden, floor)))) for tile in tiles]
         for tile, rows in zip(tiles, inner, strict=True):
             tile.hidden.add_(layer.down(rows))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from k3dspark.target.kimi_k3_model import TapStream
     from k3dspark.target.transformers_target import TransformersTarget
 
-DType = Literal["auto", "float32", "bfloat16"]
+DType = Literal["auto", "float32", "bfloat16", "int8"]
 Backend = Literal["auto", "lean", "transformers"]
 
 
@@ -37,7 +37,8 @@ def open_target(
 ) -> Target:
     """The causal language model of a local directory (config.json and safetensors), ready to verify.
 
-    `dtype` "auto" is bfloat16 where this CPU multiplies it in hardware, else float32. `backend` "auto" takes the lean
+    `dtype` "auto" is bfloat16 where this CPU multiplies it in hardware, else float32; "int8" rounds the matrices of the
+    lean forward to 8 bits (`model.packed.quantised`) and computes in fp32. `backend` "auto" takes the lean
     forward for Llama, SmolLM2, Qwen2 and Qwen3, our own for Kimi K3, and transformers for everything else; only the
     lean one is exact (`exact=True`: bitwise independent of how tokens are split into calls). `tap_layer_ids` are
     0-based layers whose raw output is tapped; the last layer cannot be tapped through transformers, because it reports
@@ -48,8 +49,10 @@ def open_target(
     """
     path = model_directory(directory)
     config = read_config(path)
-    width = precision(dtype)
+    int8, width = dtype == "int8", precision(dtype)
     if is_kimi_k3(config) and backend != "transformers":
+        if int8:
+            raise BadInput("int8 needs the lean forward", f"{path} is a Kimi K3", "take another --dtype")
         return _open_kimi_k3(path, config, width, tap_layer_ids, tap_stream)
     if tap_stream != "prefix":
         raise BadInput(
@@ -58,8 +61,10 @@ def open_target(
             "use the draft with the target it was trained with",
         )
     reason = unsupported_reason(config)
+    if int8 and (backend == "transformers" or reason is not None):
+        raise BadInput("int8 needs the lean forward", reason or "transformers was asked for", "take another --dtype")
     if backend == "lean" or (backend == "auto" and reason is None):
-        return LlamaTarget(load_llama(path, width), tap_layer_ids, exact=exact)
+        return LlamaTarget(load_llama(path, width), tap_layer_ids, exact=exact, int8=int8)
     if backend not in ("auto", "transformers"):
         raise BadInput(f"unknown backend {backend!r}", "it is auto, lean or transformers", "correct the argument")
     return _open_transformers(path, config, width, tap_layer_ids, trust_remote_code)
@@ -158,9 +163,9 @@ def precision(dtype: str) -> torch.dtype:
     """What a `DType` means on this machine. Raises `BadInput`."""
     if dtype == "auto":
         return torch.bfloat16 if native_bf16() else torch.float32
-    if dtype not in ("float32", "bfloat16"):
-        raise BadInput(f"unknown dtype {dtype!r}", "it is auto, float32 or bfloat16", "correct the argument")
-    return torch.float32 if dtype == "float32" else torch.bfloat16
+    if dtype not in ("float32", "bfloat16", "int8"):
+        raise BadInput(f"unknown dtype {dtype!r}", "it is auto, float32, bfloat16 or int8", "correct the argument")
+    return torch.bfloat16 if dtype == "bfloat16" else torch.float32  # int8 is rounded from fp32
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,157 @@
+"""The matrix kernel for a few rows (`native_linear.cpp`), compiled for this CPU on first use and kept in the cache.
+
+Without a C++ compiler everything runs through PyTorch's kernels instead; `reason()` says why. `K3DSPARK_NATIVE=0`
+turns it off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from k3dspark.checkpoint.cache import built_once, cache_root
+from k3dspark.errors import BadInput
+
+SOURCE = Path(__file__).with_name("native_linear.cpp")
+LIBRARY = "linear.so"
+NEEDED_BYTES = 1_000_000
+COMPILE_SECONDS = 120
+WEIGHTS = (torch.float32, torch.bfloat16, torch.int8)
+
+Kernel = Callable[..., int]
+
+
+def available() -> bool:
+    """True when the kernel is, or can be, compiled here; the first call may take some seconds."""
+    return _loaded()[0] is not None
+
+
+def reason() -> str:
+    """Why the kernel is not available; empty when it is."""
+    return _loaded()[1]
+
+
+class NativeLinear:
+    """y = x Wᵀ · scale + b, summed in fp32; weights [out_i, in], stacked along `out`, stay where and as they are.
+
+    A row's bits depend on that row alone. Weights are fp32, bfloat16, or int8 with `scale` [out] fp32.
+    """
+
+    def __init__(self, *weights: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> None:
+        kernel, why = _loaded()
+        if kernel is None:
+            raise RuntimeError(why)
+        self._kernel = kernel
+        self.in_features = weights[0].shape[1]
+        self.out_features = sum(len(weight) for weight in weights)
+        for weight in weights:
+            if weight.dtype not in WEIGHTS or weight.device.type != "cpu" or weight.shape[1] != self.in_features:
+                raise ValueError(f"no kernel for {weight.dtype} [{', '.join(map(str, weight.shape))}]")
+        self._held = [weight.detach().contiguous() for weight in weights]
+        self._scale, self._bias = (None if t is None else t.detach().float().contiguous() for t in (scale, bias))
+        self._parts, done = [], 0
+        for weight in self._held:
+            offsets = tuple(0 if t is None else t.data_ptr() + 4 * done for t in (self._scale, self._bias))
+            self._parts.append((weight.data_ptr(), weight.element_size(), len(weight), *offsets, 4 * done))
+            done += len(weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., in] → [..., out] in the dtype of x."""
+        flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
+        if flat.dtype != torch.float32 or not flat.is_contiguous():
+            flat = flat.float().contiguous()
+        rows = flat.shape[0]
+        y = torch.empty(rows, self.out_features)
+        source, target, threads = flat.data_ptr(), y.data_ptr(), torch.get_num_threads()
+        for weight, size, columns, scale, bias, offset in self._parts:
+            if self._kernel(
+                source, rows, self.in_features, weight, size, columns, scale, bias,
+                target + offset, self.out_features, threads,
+            ):  # fmt: skip
+                raise MemoryError(f"no memory for {rows} rows of {self.in_features} numbers")
+        if x.dtype != torch.float32:
+            y = y.to(x.dtype)
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
+
+
+@functools.cache
+def _loaded() -> tuple[Kernel | None, str]:
+    """The kernel and "", or None and the reason."""
+    if os.environ.get("K3DSPARK_NATIVE", "1") == "0":
+        return None, "K3DSPARK_NATIVE=0"
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None)
+    if compiler is None:
+        return None, "no C++ compiler on the path (Debian, Ubuntu: apt-get install g++)"
+    options = ["-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", _tuning()]
+    try:
+        key = hashlib.sha256(repr((SOURCE.read_bytes(), options, _stamp(compiler), _processor())).encode())
+        directory = cache_root() / f"native-{key.hexdigest()[:16]}"
+
+        def build(temporary: Path) -> None:
+            command = [compiler, *options, "-o", str(temporary / LIBRARY), str(SOURCE)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+            if done.returncode:
+                lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+                raise RuntimeError(f"{compiler} cannot compile {SOURCE.name}: {lines[0]}")
+
+        kernel: Kernel = ctypes.CDLL(str(built_once(directory, build, NEEDED_BYTES, _say) / LIBRARY)).k3dspark_linear
+    except (BadInput, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        return None, str(error)
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    kernel.argtypes = [  # type: ignore[attr-defined]
+        pointer, count, count, pointer, count, count, pointer, pointer, pointer, count, count
+    ]  # fmt: skip
+    kernel.restype = ctypes.c_int  # type: ignore[attr-defined]
+    wrong = _fault(kernel)
+    return (None, wrong) if wrong else (kernel, "")
+
+
+def _fault(kernel: Kernel) -> str:
+    """What is wrong with the compiled kernel here, or "": it must add up, and treat a row alike in any company."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(9, 50, generator=generator)
+    whole = torch.randint(-127, 128, (19, 50), generator=generator, dtype=torch.int8)
+    for weight in (whole, whole.float(), whole.bfloat16()):
+        y = torch.empty(9, 19)
+        alone = torch.empty(1, 19)
+        for rows, out in ((x, y), (x[8:], alone)):
+            size = weight.element_size()
+            kernel(rows.data_ptr(), len(rows), 50, weight.data_ptr(), size, 19, 0, 0, out.data_ptr(), 19, 1)
+        if not torch.allclose(y, x @ whole.float().T, rtol=1e-4, atol=1e-2) or not torch.equal(y[8:], alone):
+            return f"the compiled kernel gives wrong products of {weight.dtype} on this processor"
+    return ""
+
+
+def _tuning() -> str:
+    return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+
+
+def _stamp(compiler: str) -> tuple[str, int, int]:
+    """Tells one release of a compiler from another, without running it."""
+    path = Path(compiler).resolve()
+    facts = path.stat()
+    return str(path), facts.st_size, facts.st_mtime_ns
+
+
+def _processor() -> str:
+    """What the machine code depends on: a home folder may be shared by machines of several kinds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return platform.machine() + platform.processor() + platform.node()
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
