@@ -33,7 +33,7 @@ def main() -> None:
     arguments = parse()
     prompts = [json.loads(line) for line in arguments.prompts.read_text(encoding="utf-8").splitlines()]
     prompts = prompts[: arguments.limit]
-    pair = load_pair(None, arguments.draft, threads=arguments.threads)
+    pair = load_pair(None, arguments.draft, dtype=arguments.dtype, threads=arguments.threads)
     speculative, plain = Engine(pair.target, pair.draft, draft_candidates=arguments.candidates), Engine(pair.target)
     reference = Reference(pair) if arguments.reference_every else None
     rows: list[dict[str, Any]] = []
@@ -46,7 +46,7 @@ def main() -> None:
             rows[-1]["reference"] = reference.tokens_per_second(ids, comparison, arguments.max_new_tokens)
         if not arguments.json:
             print_progress(index, len(prompts), entry, comparison)
-    report = summarise(rows, pair)
+    report = summarise(rows, pair, arguments.dtype)
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -62,6 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--candidates", type=int, default=None, help="Markov loop on the N best base logits of a slot")
     parser.add_argument("--reference-every", type=int, default=5, help="transformers on every N-th prompt; 0: never")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--dtype", default="auto", help="of the target's weights: auto, float32, bfloat16 or int8")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -91,13 +92,13 @@ class Reference:
         return time.perf_counter() - started, output.shape[1] - len(ids)
 
 
-def summarise(rows: list[dict[str, Any]], pair: ModelPair) -> dict[str, Any]:
+def summarise(rows: list[dict[str, Any]], pair: ModelPair, dtype: str) -> dict[str, Any]:
     groups = {"all": rows} | {
         d: [r for r in rows if r["domain"] == d] for d in dict.fromkeys(r["domain"] for r in rows)
     }
     return {
         "target": pair.name,
-        "dtype": str(pair.dtype).removeprefix("torch."),
+        "dtype": dtype,
         "threads": torch.get_num_threads(),
         "groups": {name: figures(group) for name, group in groups.items()},
     }

@@ -46,7 +46,7 @@ Turn = Callable[[Sequence[list[int]], int], float]  # prompts, how many at once 
 def main() -> None:
     arguments = parse()
     lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
-    pair = load_pair(arguments.target, arguments.draft, threads=arguments.threads)
+    pair = load_pair(arguments.target, arguments.draft, dtype=arguments.dtype, threads=arguments.threads)
     prompts = [pair.chat_ids(str(json.loads(line)["prompt"])) for line in lines]
     turns = our_turns(pair, arguments)
     if arguments.vllm:
@@ -56,7 +56,7 @@ def main() -> None:
         rates[concurrency] = measure_at(concurrency, turns, prompts, arguments)
     report = summarise(rates) | {
         "target": pair.name,
-        "dtype": str(pair.dtype).removeprefix("torch."),
+        "dtype": arguments.dtype,
         "threads": torch.get_num_threads(),
         "turns": arguments.turns,
     }
@@ -81,6 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=10, help="timings of each shape when costs are profiled")
     parser.add_argument("--vllm", metavar="URL", help="a running server of the same target, such as http://host:8000")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--dtype", default="auto", help="of the target's weights: auto, float32, bfloat16 or int8")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
