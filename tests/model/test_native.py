@@ -113,19 +113,23 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     compiler.write_text("#!/bin/sh\necho 'cannot execute cc1plus' >&2\nexit 1\n")
     compiler.chmod(0o755)
     told = loaded(tmp_path, PATH=f"{compiler.parent}:/bin:/usr/bin", CXX=str(compiler))
-    assert told == f"False {compiler} cannot compile native_linear.cpp: cannot execute cc1plus"
+    assert told == f"False {compiler} cannot compile the kernels: cannot execute cc1plus"
     assert not list(tmp_path.glob("native-*"))
 
 
 def test_a_kernel_that_multiplies_wrongly_is_refused(tmp_path: Path) -> None:
-    source = native.SOURCE.read_text(encoding="utf-8")
+    wrong = tmp_path / "sources"
+    wrong.mkdir()
+    for path in native.SOURCES.iterdir():
+        if path.suffix in (".cpp", ".h"):
+            (wrong / path.name).write_bytes(path.read_bytes())
+    source = (wrong / "vector.h").read_text(encoding="utf-8")
     broken = source.replace("const Four two = four +", "const Four two = four -")
     assert broken != source
-    wrong = tmp_path / "native_linear.cpp"
-    wrong.write_text(broken, encoding="utf-8")
+    (wrong / "vector.h").write_text(broken, encoding="utf-8")
     program = (
         "import pathlib, k3dspark.model.native as n\n"
-        f"n.SOURCE = pathlib.Path({str(wrong)!r})\n"
+        f"n.SOURCES = pathlib.Path({str(wrong)!r})\n"
         "print(n.available(), n.reason())"
     )
     environment = os.environ | {"K3DSPARK_CACHE": str(tmp_path)}

@@ -75,24 +75,25 @@ class PackedLinear:
         self.out_features, self.in_features = weight.shape
         weight = weight.detach().contiguous()
         self.bias = bias
-        self.packed, self._native = False, None
+        self.packed = False
+        self.native: native.NativeLinear | None = None  # None: not by our kernel
         widen = prepack and can_widen(weight)
         if int8:
             rounded, scale = quantised(weight)
             if widen:
-                self._native = native.NativeLinear(rounded, scale=scale, bias=bias)
+                self.native = native.NativeLinear(rounded, scale=scale, bias=bias)
                 return
             weight = (rounded * scale[:, None]).to(weight.dtype)
         if widen:
-            self._native = native.NativeLinear(narrowest(weight), bias=bias)
+            self.native = native.NativeLinear(narrowest(weight), bias=bias)
             return
         self.packed = prepack and weight.device.type == "cpu" and can_prepack(weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, tile_rows) if self.packed else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] → [..., out]."""
-        if self._native is not None:
-            return self._native(x)
+        if self.native is not None:
+            return self.native(x)
         if not self.packed:
             return F.linear(x, self._weight, self.bias)
         flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)

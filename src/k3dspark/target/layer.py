@@ -46,9 +46,9 @@ class PackedLayer:
         bias = per_head(layer.qkv_bias).reshape(-1) if layer.qkv_bias is not None else None
         gains = [norm.float() * width for norm in (layer.input_norm, layer.post_norm)]
         narrow = prepack and can_widen(layer.qkv) and narrowest(layer.qkv).dtype == torch.bfloat16
-        self._gains = gains if narrow and not int8 else None
+        self.gains = gains if narrow and not int8 else None  # None: multiplied in
         qkv, gate_up = layer.qkv, layer.gate_up
-        if self._gains is None:
+        if self.gains is None:
             qkv, gate_up = qkv * gains[0].to(qkv.dtype), gate_up * gains[1].to(gate_up.dtype)
         self.qkv = PackedLinear(per_head(qkv).reshape(-1, d), bias, tile_rows, prepack, int8)
         columns = F.pad(layer.out.view(d, kv_heads, -1, head_dim), (0, spare)).transpose(1, 2).reshape(d, -1)
@@ -59,13 +59,18 @@ class PackedLayer:
         self.q_norm = RmsNorm(layer.q_norm.float()[pair], eps, spare) if layer.q_norm is not None else None
         self.k_norm = RmsNorm(layer.k_norm.float()[pair], eps, spare) if layer.k_norm is not None else None
 
+    @property
+    def native(self) -> bool:
+        """Whether every projection runs in our kernel."""
+        return all(linear.native is not None for linear in (self.qkv, self.out, self.gate_up, self.down))
+
     def into_attention(self, unit: torch.Tensor) -> torch.Tensor:
         """What `qkv` reads, of rows from `unit_rows`, which may be overwritten."""
-        return unit if self._gains is None else unit.mul_(self._gains[0])
+        return unit if self.gains is None else unit.mul_(self.gains[0])
 
     def into_mlp(self, unit: torch.Tensor) -> torch.Tensor:
         """What `gate_up` reads, of rows from `unit_rows`, which may be overwritten."""
-        return unit if self._gains is None else unit.mul_(self._gains[1])
+        return unit if self.gains is None else unit.mul_(self.gains[1])
 
 
 class Workspace:
@@ -98,13 +103,13 @@ class RmsNorm:
 
     def __init__(self, weight: torch.Tensor, eps: float, spare: int = 0) -> None:
         width = weight.shape[-1]
-        self._floor = width * eps
-        self._weight = F.pad(weight.float() * width**0.5, (0, spare))
+        self.floor = width * eps
+        self.weight = F.pad(weight.float() * width**0.5, (0, spare))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().add_(self._floor).sqrt_()
-        return (wide / scale).mul_(self._weight).to(x.dtype)
+        scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().add_(self.floor).sqrt_()
+        return (wide / scale).mul_(self.weight).to(x.dtype)
 
 
 def unit_rows(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:

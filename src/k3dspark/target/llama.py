@@ -1,8 +1,9 @@
 """Lean, exact forward of Llama-family models (Llama, SmolLM2, Qwen2, Qwen3) with its own cache.
 
-Exact by construction: every linear map runs through tiles of one fixed number of rows (padding rows are discarded),
-attention over key chunks of one fixed size (`target/attention.py`). So the logits and taps of a token are the same
-bits however the tokens were split into calls, whatever else was in the call, and however far the sequence grew.
+Exact by construction: the logits and taps of a token are the same bits however the tokens were split into calls,
+whatever else was in the call, and however far the sequence grew. Our own kernels treat every row by itself
+(`target/fused.py`). PyTorch's choose by shape, so without ours every linear map runs through tiles of one fixed number
+of rows (padding rows are discarded), attention over key chunks of one fixed size (`target/attention.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from k3dspark.errors import BadInput
 from k3dspark.model.packed import PackedLinear, can_widen
 from k3dspark.target.attention import KeyValueCache, attend, chunk_mask
 from k3dspark.target.checks import check_finite, check_rows, check_taps, wrong_commit
+from k3dspark.target.fused import FusedLayers
 from k3dspark.target.layer import PackedLayer, RmsNorm, Workspace, padded_head, rotate, silu_product, unit_rows
 from k3dspark.target.protocol import RaggedRows, State, TargetOutput
 from k3dspark.target.sequences import Sequences
@@ -106,6 +108,9 @@ class LlamaTarget:
         self._rotations = rotations.to(self.device)  # [max_positions, head_dim / 2]
         self._floor = torch.tensor([[(self.hidden_size * self.shape.rms_norm_eps) ** 0.5]], device=self.device)
         self._scale = self.shape.head_dim**-0.5
+        self._fused: FusedLayers | None = None
+        if all(layer.native for layer in self._layers) and self._head.native is not None:
+            self._fused, self.tile_rows = FusedLayers(self._layers, self.shape, self._rotations, chunk), 1
         self._workspaces: dict[int, Workspace] = {}  # by the rows of a tile
         self._sequences: Sequences[KeyValueCache] = Sequences()
         self._pending: dict[int, int] = {}
@@ -134,6 +139,9 @@ class LlamaTarget:
         """fp32 logits [..., V] of final-normed hidden states [..., d]."""
         flat = hidden.reshape(-1, self.hidden_size)
         logits = torch.empty(flat.shape[0], self.vocab_size, device=self.device)
+        if self._fused is not None:
+            self._fused.product(self._head, flat, logits)
+            return logits.view(*hidden.shape[:-1], self.vocab_size)
         with torch.inference_mode():
             for first, rows, count in self._spans(flat.shape[0]):
                 tile = flat[first : first + count]
@@ -182,20 +190,10 @@ class LlamaTarget:
         """
         check_rows(rows, self.length, self._pending, self.max_positions, self.vocab_size)
         total = int(rows.token_ids.shape[0])
-        width = self.hidden_size
         # Allocated outside inference mode: callers may train on them or write into them.
-        taps = torch.empty(total, len(self._taps) * width, dtype=self.dtype, device=self.device)
+        taps = torch.empty(total, len(self._taps) * self.hidden_size, dtype=self.dtype, device=self.device)
         with torch.inference_mode():
-            tiles = self._tiles(rows)
-            for index, layer in enumerate(self._layers):
-                self._run_layer(index, layer, tiles)
-                if index in self._taps:
-                    column = self._taps.index(index) * width
-                    for tile in tiles:
-                        last = tile.first + tile.count
-                        taps[tile.first : last, column : column + width] = tile.hidden[: tile.count]
-            kept = [self._final_norm(tile.hidden)[: tile.count] for tile in tiles]
-            final = torch.cat(kept) if kept else torch.empty(0, width, dtype=self.dtype, device=self.device)
+            final = self._run_fused(rows, taps) if self._fused is not None else self._run_tiles(rows, taps)
             if rows.logit_rows is not None:
                 final = final[rows.logit_rows]
         logits = self.unembed(final)
@@ -203,6 +201,40 @@ class LlamaTarget:
         for sequence, count in zip(rows.sequences, rows.lengths, strict=True):
             self._pending[sequence] = count
         return TargetOutput(logits, taps)
+
+    def _run_fused(self, rows: RaggedRows, taps: torch.Tensor) -> torch.Tensor:
+        """Final-normed hidden states [R, d]; `taps` is filled."""
+        assert self._fused is not None
+        width, owners, positions = self.hidden_size, list[KeyValueCache](), list[int]()
+        for sequence, count in zip(rows.sequences, rows.lengths, strict=True):
+            cache = self._sequences[sequence]
+            cache.reserve(cache.length + count)
+            owners += [cache] * count
+            positions += range(cache.length, cache.length + count)
+        hidden = self.embed(rows.token_ids.to(self.device))
+
+        def tap(layer: int, part: slice, values: torch.Tensor) -> None:
+            if layer in self._taps:
+                column = self._taps.index(layer) * width
+                taps[part, column : column + width] = values
+
+        if owners:
+            self._fused.run(hidden, owners, torch.tensor(positions), tap)
+        return self._fused.norm(hidden, self._final_norm)
+
+    def _run_tiles(self, rows: RaggedRows, taps: torch.Tensor) -> torch.Tensor:
+        """Final-normed hidden states [R, d]; `taps` is filled."""
+        width = self.hidden_size
+        tiles = self._tiles(rows)
+        for index, layer in enumerate(self._layers):
+            self._run_layer(index, layer, tiles)
+            if index in self._taps:
+                column = self._taps.index(index) * width
+                for tile in tiles:
+                    last = tile.first + tile.count
+                    taps[tile.first : last, column : column + width] = tile.hidden[: tile.count]
+        kept = [self._final_norm(tile.hidden)[: tile.count] for tile in tiles]
+        return torch.cat(kept) if kept else torch.empty(0, width, dtype=self.dtype, device=self.device)
 
     def _run_layer(self, index: int, layer: PackedLayer, tiles: Sequence[_Tile]) -> None:
         # One matrix at a time for all tiles: it stays in the processor's cache while a prompt passes through.

@@ -1,4 +1,4 @@
-"""The matrix kernel for a few rows (`native_linear.cpp`), compiled for this CPU on first use and kept in the cache.
+"""Kernels for a few rows of a Llama-like forward (*.cpp), compiled for this CPU on first use and kept in the cache.
 
 Without a C++ compiler everything runs through PyTorch's kernels instead; `reason()` says why. `K3DSPARK_NATIVE=0`
 turns it off.
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,22 +24,52 @@ from torch import Tensor
 from k3dspark.checkpoint.cache import built_once, cache_root
 from k3dspark.errors import BadInput
 
-SOURCE = Path(__file__).with_name("native_linear.cpp")
-LIBRARY = "linear.so"
+SOURCES = Path(__file__).parent
+LIBRARY = "kernels.so"
 NEEDED_BYTES = 1_000_000
 COMPILE_SECONDS = 120
 WEIGHTS = (torch.float32, torch.bfloat16, torch.int8)
 
 Kernel = Callable[..., int]
 
+POINTER, COUNT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+SIGNATURES = {
+    "linear": (POINTER, COUNT, COUNT, POINTER, COUNT, COUNT, POINTER, POINTER, POINTER, COUNT, COUNT, COUNT),
+    "norm": (POINTER, COUNT, COUNT, COUNT, COUNT, POINTER, FLOAT, POINTER, COUNT),
+    "gate": (POINTER, COUNT, COUNT, POINTER, COUNT),
+    "store": (POINTER, COUNT, COUNT, COUNT, COUNT, POINTER, POINTER, POINTER, POINTER, COUNT, COUNT),
+    "attend": (
+        POINTER, COUNT, COUNT, COUNT, COUNT, POINTER, POINTER, POINTER, COUNT, FLOAT, POINTER, COUNT,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The compiled functions; what they take and do is said above each in its source."""
+
+    linear: Kernel
+    norm: Kernel
+    gate: Kernel
+    store: Kernel
+    attend: Kernel
+
 
 def available() -> bool:
-    """True when the kernel is, or can be, compiled here; the first call may take some seconds."""
+    """True when the kernels are, or can be, compiled here; the first call may take some seconds."""
     return _loaded()[0] is not None
 
 
+def kernels() -> Kernels:
+    """The kernels. Raises `RuntimeError` when they are not available."""
+    found, why = _loaded()
+    if found is None:
+        raise RuntimeError(why)
+    return found
+
+
 def reason() -> str:
-    """Why the kernel is not available; empty when it is."""
+    """Why the kernels are not available; empty when they are."""
     return _loaded()[1]
 
 
@@ -49,10 +80,7 @@ class NativeLinear:
     """
 
     def __init__(self, *weights: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> None:
-        kernel, why = _loaded()
-        if kernel is None:
-            raise RuntimeError(why)
-        self._kernel = kernel
+        self._kernel = kernels().linear
         self.in_features = weights[0].shape[1]
         self.out_features = sum(len(weight) for weight in weights)
         for weight in weights:
@@ -66,55 +94,62 @@ class NativeLinear:
             self._parts.append((weight.data_ptr(), weight.element_size(), len(weight), *offsets, 4 * done))
             done += len(weight)
 
+    def run(self, x: Tensor, y: Tensor, onto: bool = False) -> None:
+        """x [rows, in] → y [rows, out], both fp32 and contiguous; `onto` adds to what y holds."""
+        rows, source, target, threads = x.shape[0], x.data_ptr(), y.data_ptr(), torch.get_num_threads()
+        for weight, size, columns, scale, bias, offset in self._parts:
+            if self._kernel(
+                source, rows, self.in_features, weight, size, columns, scale, bias,
+                target + offset, self.out_features, onto, threads,
+            ):  # fmt: skip
+                raise MemoryError(f"no memory for {rows} rows of {self.in_features} numbers")
+
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., in] → [..., out] in the dtype of x."""
         flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if flat.dtype != torch.float32 or not flat.is_contiguous():
             flat = flat.float().contiguous()
-        rows = flat.shape[0]
-        y = torch.empty(rows, self.out_features)
-        source, target, threads = flat.data_ptr(), y.data_ptr(), torch.get_num_threads()
-        for weight, size, columns, scale, bias, offset in self._parts:
-            if self._kernel(
-                source, rows, self.in_features, weight, size, columns, scale, bias,
-                target + offset, self.out_features, threads,
-            ):  # fmt: skip
-                raise MemoryError(f"no memory for {rows} rows of {self.in_features} numbers")
+        y = torch.empty(flat.shape[0], self.out_features)
+        self.run(flat, y)
         if x.dtype != torch.float32:
             y = y.to(x.dtype)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
 
 
 @functools.cache
-def _loaded() -> tuple[Kernel | None, str]:
-    """The kernel and "", or None and the reason."""
+def _loaded() -> tuple[Kernels | None, str]:
+    """The kernels and "", or None and the reason."""
     if os.environ.get("K3DSPARK_NATIVE", "1") == "0":
         return None, "K3DSPARK_NATIVE=0"
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None)
     if compiler is None:
         return None, "no C++ compiler on the path (Debian, Ubuntu: apt-get install g++)"
-    options = ["-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", _tuning()]
+    options = ["-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", *_tuning()]
     try:
-        key = hashlib.sha256(repr((SOURCE.read_bytes(), options, _stamp(compiler), _processor())).encode())
+        sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
+        contents = [path.read_bytes() for path in sources]
+        key = hashlib.sha256(repr((contents, options, _stamp(compiler), _processor())).encode())
         directory = cache_root() / f"native-{key.hexdigest()[:16]}"
 
         def build(temporary: Path) -> None:
-            command = [compiler, *options, "-o", str(temporary / LIBRARY), str(SOURCE)]
+            units = [str(path) for path in sources if path.suffix == ".cpp"]
+            command = [compiler, *options, "-o", str(temporary / LIBRARY), *units]
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
             if done.returncode:
                 lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-                raise RuntimeError(f"{compiler} cannot compile {SOURCE.name}: {lines[0]}")
+                raise RuntimeError(f"{compiler} cannot compile the kernels: {lines[0]}")
 
-        kernel: Kernel = ctypes.CDLL(str(built_once(directory, build, NEEDED_BYTES, _say) / LIBRARY)).k3dspark_linear
+        library = ctypes.CDLL(str(built_once(directory, build, NEEDED_BYTES, _say) / LIBRARY))
     except (BadInput, OSError, RuntimeError, subprocess.SubprocessError) as error:
         return None, str(error)
-    pointer, count = ctypes.c_void_p, ctypes.c_int64
-    kernel.argtypes = [  # type: ignore[attr-defined]
-        pointer, count, count, pointer, count, count, pointer, pointer, pointer, count, count
-    ]  # fmt: skip
-    kernel.restype = ctypes.c_int  # type: ignore[attr-defined]
-    wrong = _fault(kernel)
-    return (None, wrong) if wrong else (kernel, "")
+    functions = {}
+    for name, arguments in SIGNATURES.items():
+        functions[name] = getattr(library, f"k3dspark_{name}")
+        functions[name].argtypes = arguments
+        functions[name].restype = ctypes.c_int if name in ("linear", "attend") else None
+    found = Kernels(**functions)
+    wrong = _fault(found.linear)
+    return (None, wrong) if wrong else (found, "")
 
 
 def _fault(kernel: Kernel) -> str:
@@ -127,14 +162,17 @@ def _fault(kernel: Kernel) -> str:
         alone = torch.empty(1, 19)
         for rows, out in ((x, y), (x[8:], alone)):
             size = weight.element_size()
-            kernel(rows.data_ptr(), len(rows), 50, weight.data_ptr(), size, 19, 0, 0, out.data_ptr(), 19, 1)
+            kernel(rows.data_ptr(), len(rows), 50, weight.data_ptr(), size, 19, 0, 0, out.data_ptr(), 19, 0, 1)
         if not torch.allclose(y, x @ whole.float().T, rtol=1e-4, atol=1e-2) or not torch.equal(y[8:], alone):
             return f"the compiled kernel gives wrong products of {weight.dtype} on this processor"
     return ""
 
 
-def _tuning() -> str:
-    return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+def _tuning() -> list[str]:
+    if platform.machine() in ("aarch64", "arm64"):
+        return ["-mcpu=native"]
+    # Multiplications and additions are fused where the source says so: a loop's end would else differ from its middle.
+    return ["-march=native", "-ffp-contract=off"]
 
 
 def _stamp(compiler: str) -> tuple[str, int, int]:
