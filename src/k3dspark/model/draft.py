@@ -84,6 +84,9 @@ class K3DSparkModel(nn.Module):
         Pages of mapped files are given back on the way, so that there is no second copy of these.
         """
         self.requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.pack()
         if self.lm_head is not None:  # the largest first, while nothing else is there twice
             self._packed_head = lay_out(self.lm_head)
             self._give_back([self.lm_head])

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from k3dspark.model import native
+from k3dspark.model.native import NativeLinear
 from k3dspark.model.ops import rms_norm
 from k3dspark.model.streamed import LinearMap, lay_out
 
@@ -33,8 +35,20 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(width))
+        self.gain: Tensor | None = None  # √width · weight, once packed for our kernel
+
+    def pack(self) -> None:
+        weight = self.weight
+        if weight.device.type == "cpu" and weight.dtype == torch.float32 and native.available():
+            self.gain = (weight.detach() * len(weight) ** 0.5).contiguous()
+
+    @property
+    def floor(self) -> float:
+        return self.eps * len(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.gain is not None:
+            return native.norm(x, self.gain, self.floor)
         return rms_norm(x, self.weight, self.eps)
 
 
@@ -53,5 +67,7 @@ class SwiGLU(nn.Module):
         self.down_proj.pack()
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self._gate_up, NativeLinear) and x.dtype == torch.float32:
+            return self.down_proj(native.gate(self._gate_up(x)))
         gate, up = (self.gate_proj(x), self.up_proj(x)) if self._gate_up is None else self._gate_up(x).chunk(2, -1)
         return self.down_proj(F.silu(gate) * up)

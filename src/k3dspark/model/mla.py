@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from k3dspark.model import native
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.layers import Linear, RMSNorm
+from k3dspark.model.native import NativeLinear
 from k3dspark.model.ops import attend_latent, rotate_interleaved
 from k3dspark.model.streamed import LinearMap, emulated, lay_out
 
@@ -36,6 +38,7 @@ class LatentAttention(nn.Module):
         self.o_proj = Linear(self.heads * self.value, d)
         self._fused_a: LinearMap | None = None
         self._absorbed: tuple[Tensor, Tensor] | None = None
+        self._lifting: Tensor | None = None  # set: our kernel attends
 
     def pack(self) -> None:
         """Lay weights out for inference: q_a and kv_a in one map, the two halves of kv_b apart."""
@@ -47,6 +50,8 @@ class LatentAttention(nn.Module):
         self._absorbed = up_key, up_value
         self.q_b_proj.pack()
         self.o_proj.pack()
+        if self._kernel_serves():
+            self._lifting = up_key.transpose(1, 2).contiguous()  # [H, rank, nope]
 
     def context_rows(self, context: Tensor, angles: Angles) -> Tensor:
         """Rows [..., W] of context features [..., d] at the angles of their positions (spec §A.3)."""
@@ -56,6 +61,8 @@ class LatentAttention(nn.Module):
         self, z: Tensor, angles: Angles, context: Sequence[Sequence[Tensor]], block_mask: Tensor | None
     ) -> Tensor:
         """Attention of B blocks z [B, K, d] over each sequence's own context chunks and its own block → [B, K, d]."""
+        if self._lifting is not None:
+            return self._attended(z, angles, context, block_mask is not None)
         batch, slots, _ = z.shape
         if self._fused_a is not None:
             q_a, kv_a = self._fused_a(z).split([self.q_a_proj.out_features, self.rank + self.rope], -1)
@@ -73,6 +80,36 @@ class LatentAttention(nn.Module):
         ).view(batch, slots, self.heads, self.rank)
         heads = torch.einsum("bkhr,hvr->bkhv", mixed, up_value)
         return self.o_proj(heads.flatten(-2).to(z.dtype))
+
+    def _kernel_serves(self) -> bool:
+        """fp32 on a CPU with our kernels, in widths that they take."""
+        fp32 = self.kv_b_proj.weight.dtype == torch.float32 and isinstance(self._fused_a, NativeLinear)
+        return fp32 and self.rank % 32 == 0 and self.rope % 2 == 0
+
+    def _attended(self, z: Tensor, angles: Angles, context: Sequence[Sequence[Tensor]], causal: bool) -> Tensor:
+        """`absorbed` by our kernel: one call a sequence from the projections to the heads."""
+        assert self._lifting is not None
+        assert self._absorbed is not None
+        assert self._fused_a is not None
+        batch, slots, _ = z.shape
+        latent, threads, kernels = self.kv_a_layernorm, torch.get_num_threads(), native.kernels()
+        gain = latent.gain
+        assert gain is not None
+        both = self._fused_a(z)  # [B, K, q_rank + rank + rope]
+        start, stride = self.q_a_proj.out_features, both.shape[-1]
+        query = self.q_b_proj(self.q_a_layernorm(both[..., :start]))  # [B, K, H * (nope + rope)]
+        cosines, sines = (a.float().contiguous() for a in angles)  # [B, K, rope / 2]
+        heads = torch.empty(batch, slots, self.heads * self.value)
+        for b in range(batch):
+            chunks = torch.tensor([chunk.data_ptr() for chunk in context[b]], dtype=torch.int64)
+            counts = torch.tensor([len(chunk) for chunk in context[b]], dtype=torch.int64)
+            kernels.latent(
+                query[b].data_ptr(), both[b].data_ptr() + 4 * start, stride, gain.data_ptr(), latent.floor,
+                cosines[b].data_ptr(), sines[b].data_ptr(), slots, self.heads, self.nope, self.rope, self.value,
+                self.rank, self._lifting.data_ptr(), self._absorbed[1].data_ptr(), self.scale, causal,
+                chunks.data_ptr(), counts.data_ptr(), len(chunks), heads[b].data_ptr(), threads,
+            )  # fmt: skip
+        return self.o_proj(heads)
 
     def expanded(
         self, z: Tensor, angles: Angles, context: Tensor, visible: Tensor, block_mask: Tensor | None

@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-from k3dspark.errors import EngineFault
 from k3dspark.model import native
 from k3dspark.model.native import NativeLinear
 from k3dspark.model.packed import PackedLinear
@@ -68,19 +67,17 @@ class FusedLayers:
         for index, layer in enumerate(self._layers):
             mine = index * rows * POINTER_BYTES
             k, v = keys.data_ptr() + mine, values.data_ptr() + mine
-            kernels.norm(h, rows, d, 1, d, layer.into_attention, self._floor, u, threads)
+            kernels.norm(h, rows, d, 1, d, layer.into_attention, self._floor, u, d, threads)
             layer.qkv.run(unit, qkv)
             for norm, first, count in ((layer.q_norm, 0, heads), (layer.k_norm, heads, kv_heads)):
                 if norm is not None:
                     at, gain = q + 4 * first * head_dim, norm.weight.data_ptr()
-                    kernels.norm(at, rows, qkv.shape[1], count, head_dim, gain, norm.floor, at, threads)
+                    stride = qkv.shape[1]
+                    kernels.norm(at, rows, stride, count, head_dim, gain, norm.floor, at, stride, threads)
             kernels.store(q, rows, heads, kv_heads, head_dim, rotations, places, k, v, self._chunk, threads)
-            if kernels.attend(q, rows, heads, kv_heads, head_dim, places, k, v, self._chunk, scale, a, threads):
-                raise EngineFault(
-                    f"{heads // kv_heads} query heads share a key", "the kernel takes 64", "set K3DSPARK_NATIVE=0"
-                )
+            kernels.attend(q, rows, heads, kv_heads, head_dim, places, k, v, self._chunk, scale, a, threads)
             layer.out.run(attended, hidden, onto=True)
-            kernels.norm(h, rows, d, 1, d, layer.into_mlp, self._floor, u, threads)
+            kernels.norm(h, rows, d, 1, d, layer.into_mlp, self._floor, u, d, threads)
             layer.gate_up.run(unit, both)
             kernels.gate(b, rows, shape.intermediate_size, i, threads)
             layer.down.run(inner, hidden, onto=True)
@@ -94,10 +91,7 @@ class FusedLayers:
     def norm(self, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
         """`norm` of rows [R, d]."""
         x = x.contiguous()
-        y, width = torch.empty_like(x), x.shape[1]
-        gain, threads = norm.weight.data_ptr(), torch.get_num_threads()
-        self._kernels.norm(x.data_ptr(), len(x), width, 1, width, gain, norm.floor, y.data_ptr(), threads)
-        return y
+        return native.norm(x, norm.weight, norm.floor)
 
 
 def _with_rows(

@@ -35,11 +35,15 @@ Kernel = Callable[..., int]
 POINTER, COUNT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
     "linear": (POINTER, COUNT, COUNT, POINTER, COUNT, COUNT, POINTER, POINTER, POINTER, COUNT, COUNT, COUNT),
-    "norm": (POINTER, COUNT, COUNT, COUNT, COUNT, POINTER, FLOAT, POINTER, COUNT),
+    "norm": (POINTER, COUNT, COUNT, COUNT, COUNT, POINTER, FLOAT, POINTER, COUNT, COUNT),
     "gate": (POINTER, COUNT, COUNT, POINTER, COUNT),
     "store": (POINTER, COUNT, COUNT, COUNT, COUNT, POINTER, POINTER, POINTER, POINTER, COUNT, COUNT),
     "attend": (
         POINTER, COUNT, COUNT, COUNT, COUNT, POINTER, POINTER, POINTER, COUNT, FLOAT, POINTER, COUNT,
+    ),
+    "latent": (
+        POINTER, POINTER, COUNT, POINTER, FLOAT, POINTER, POINTER, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT,
+        POINTER, POINTER, FLOAT, COUNT, POINTER, POINTER, COUNT, POINTER, COUNT,
     ),
 }  # fmt: skip
 
@@ -53,6 +57,7 @@ class Kernels:
     gate: Kernel
     store: Kernel
     attend: Kernel
+    latent: Kernel
 
 
 def available() -> bool:
@@ -71,6 +76,26 @@ def kernels() -> Kernels:
 def reason() -> str:
     """Why the kernels are not available; empty when they are."""
     return _loaded()[1]
+
+
+def norm(x: Tensor, gain: Tensor, floor: float) -> Tensor:
+    """x · gain / sqrt(Σx² + floor) over the last dimension of fp32 x; gain fp32."""
+    x = x.contiguous()
+    y, width = torch.empty_like(x), x.shape[-1]
+    rows = x.numel() // width
+    kernels().norm(
+        x.data_ptr(), rows, width, 1, width, gain.data_ptr(), floor, y.data_ptr(), width, torch.get_num_threads()
+    )
+    return y
+
+
+def gate(both: Tensor) -> Tensor:
+    """silu(gate) · up for fp32 [..., gate | up]."""
+    both = both.contiguous()
+    width = both.shape[-1] // 2
+    y = torch.empty(*both.shape[:-1], width)
+    kernels().gate(both.data_ptr(), both.numel() // (2 * width), width, y.data_ptr(), torch.get_num_threads())
+    return y
 
 
 class NativeLinear:
@@ -146,7 +171,7 @@ def _loaded() -> tuple[Kernels | None, str]:
     for name, arguments in SIGNATURES.items():
         functions[name] = getattr(library, f"k3dspark_{name}")
         functions[name].argtypes = arguments
-        functions[name].restype = ctypes.c_int if name in ("linear", "attend") else None
+        functions[name].restype = ctypes.c_int if name == "linear" else None
     found = Kernels(**functions)
     wrong = _fault(found.linear)
     return (None, wrong) if wrong else (found, "")

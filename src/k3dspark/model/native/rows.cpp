@@ -28,15 +28,14 @@ inline void rotated(const float *from, const float *rotation, int64_t width, flo
 
 } // namespace
 
-// y = x · gain / sqrt(Σx² + floor) for `count` stretches of `width` in every row; rows lie `stride` apart in x and in y,
-// which may be x. gain may be null.
+// y = x · gain / sqrt(Σx² + floor) for `count` stretches of `width` in every row; y may be x. gain may be null.
 extern "C" void k3dspark_norm(const float *x, int64_t rows, int64_t stride, int64_t count, int64_t width,
-                              const float *gain, float floor, float *y, int64_t threads) {
+                              const float *gain, float floor, float *y, int64_t y_stride, int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * count * width > GRAIN)
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < count; ++c) {
       const float *from = x + r * stride + c * width;
-      float *to = y + r * stride + c * width;
+      float *to = y + r * y_stride + c * width;
       Floats squares = {};
       for (int64_t i = 0; i < width; i += LANES) {
         const Floats v = part(from, i, width);
