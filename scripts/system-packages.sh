@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `make` needs from Debian or Ubuntu: a Python of 3.11 or newer with its venv module, and make itself; and what
-# `k3dspark fetch git:…` and its tests need: git and git-lfs.
+# `k3dspark fetch git:…` and its tests need: git and git-lfs. g++ compiles the CPU kernels; without it PyTorch's serve.
 set -euo pipefail
 
 run=()
@@ -11,7 +11,7 @@ fi
 command -v apt-get >/dev/null || { echo "no apt-get here: install Python 3.11 or newer, its venv module, and make" >&2; exit 2; }
 
 "${run[@]}" apt-get update
-"${run[@]}" apt-get install --yes --no-install-recommends make python3 python3-venv git git-lfs
+"${run[@]}" apt-get install --yes --no-install-recommends make python3 python3-venv git git-lfs g++
 
 if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
   exit 0

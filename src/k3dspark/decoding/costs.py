@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf
-from statistics import fmean
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any, overload
 
@@ -95,8 +94,9 @@ def measure(
 ) -> StepCosts:
     """Times of draft and target passes on this machine for up to `requests` requests of `context` tokens.
 
-    The fastest of `repeats`: other programs only ever add time, and a step in the curve that is theirs would be
-    believed as long as the engine runs. All shapes take turns, so that a slow moment falls on each of them alike. More
+    The median of `repeats`: the fastest would be of a moment when nothing else ran, and answers are given at others;
+    rows, which are arithmetic, suffer more from company than weights, which are memory. All shapes take turns, so
+    that a slow moment falls on each of them alike. More
     rows never cost less: where the clock says so it is noise, and neighbours are averaged. A target that runs whole
     tiles of rows (`tile_rows`) pays for the tile: its sizes within one share their mean.
     """
@@ -110,7 +110,7 @@ def measure(
         if draft is not None:
             for count in _sizes(1, requests):
                 runs["draft", count] = partial(_draft, draft, sequences[:count], candidates)
-        seconds = _fastest(runs, repeats)
+        seconds = _typical(runs, repeats)
     finally:
         for probe in sequences:
             target.close(probe.handle)
@@ -152,16 +152,16 @@ def _draft(draft: K3DSparkModel, probes: Sequence[_Probe], candidates: int | Non
     draft.propose(caches, torch.zeros_like(positions), positions, DraftSampling(candidates=candidates)).tokens.tolist()
 
 
-def _fastest(runs: Mapping[Shape, Callable[[], None]], repeats: int) -> dict[Shape, float]:
-    """Seconds of the fastest of `repeats` calls of every run."""
-    times: dict[Shape, float] = dict.fromkeys(runs, inf)
+def _typical(runs: Mapping[Shape, Callable[[], None]], repeats: int) -> dict[Shape, float]:
+    """Median seconds of `repeats` calls of every run."""
+    times: dict[Shape, list[float]] = {shape: [] for shape in runs}
     for turn in range(repeats + 1):
         for shape, run in runs.items():
             started = perf_counter()
             run()
             if turn:  # the first call allocates and chooses kernels
-                times[shape] = min(times[shape], perf_counter() - started)
-    return times
+                times[shape].append(perf_counter() - started)
+    return {shape: median(seconds) for shape, seconds in times.items()}
 
 
 def _by_tile(points: Sequence[tuple[int, float]], tile: int) -> list[tuple[int, float]]:
