@@ -8,6 +8,7 @@ from torch import Tensor
 
 from draft_reference import block_hidden, context, greedy
 from k3dspark.errors import BadInput
+from k3dspark.model import native
 from k3dspark.model.config import K3DSparkConfig
 from k3dspark.model.draft import K3DSparkModel
 from k3dspark.model.proposal import DraftSampling
@@ -90,6 +91,22 @@ def test_context_rows_are_what_the_formulas_say() -> None:
     rows = model.context_rows(taps, torch.arange(9))
     for layer, expected in enumerate(context(model, taps)):
         torch.testing.assert_close(rows[layer], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not native.available(), reason=f"no kernels here: {native.reason()}")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(0,), (3, 300), (256, 513)])
+def test_our_kernels_attend_as_plain_operators_do(causal: bool, lengths: tuple[int, ...]) -> None:
+    widths = {"kv_lora_rank": 64, "qk_nope_head_dim": 20, "v_head_dim": 13, "max_position_embeddings": 1024}
+    model = random_draft(block_causal=causal, **widths)
+    caches = [model.new_cache(block_tokens=200) for _ in lengths]  # stretches of a chunk, and chunks
+    for cache, length in zip(caches, lengths, strict=True):
+        cache.append(model.context_rows(random_taps(length), torch.arange(length)))
+    anchors = torch.arange(len(lengths))
+    expected = model.block_hidden(caches, anchors, torch.tensor(lengths))
+    model.pack()
+    assert all(layer.self_attn._lifting is not None for layer in model.stack)
+    torch.testing.assert_close(model.block_hidden(caches, anchors, torch.tensor(lengths)), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -3,7 +3,7 @@
 Ratios of the time per token are formed within a prompt and reported as median and quartiles over prompts. The two runs
 may part at near-ties, where sums in another order fall the other way; the column says on how many prompts they agree.
 
-    python benchmarks/kernels.py [--prompts FILE] [--every 4] [--max-new-tokens 64] [--dtype float32] [--json]
+    python benchmarks/cpu_kernels.py [--prompts FILE] [--every 4] [--max-new-tokens 64] [--dtype float32] [--json]
 """
 
 from __future__ import annotations
