@@ -14,6 +14,10 @@ from k3dspark.model.draft import K3DSparkModel
 from k3dspark.model.proposal import DraftSampling
 
 VOCAB, WIDTH = 50, 24
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 50000.0,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
 
 
 def random_draft(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: object) -> K3DSparkModel:
@@ -33,10 +37,7 @@ def random_draft(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: o
         "max_position_embeddings": 128,
         "rms_norm_eps": 1e-5,
         "rope_theta": 50000.0,
-        "rope_parameters": {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 50000.0,
-            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-        },
+        "rope_parameters": YARN,
         "target_hidden_size": WIDTH,
         "target_num_hidden_layers": 9,
         "num_target_layers": 3,
@@ -97,8 +98,9 @@ def test_context_rows_are_what_the_formulas_say() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [(0,), (3, 300), (256, 513)])
 def test_our_kernels_attend_as_plain_operators_do(causal: bool, lengths: tuple[int, ...]) -> None:
-    widths = {"kv_lora_rank": 64, "qk_nope_head_dim": 20, "v_head_dim": 13, "max_position_embeddings": 1024}
-    model = random_draft(block_causal=causal, **widths)
+    widths = {"kv_lora_rank": 64, "qk_nope_head_dim": 20, "v_head_dim": 13}
+    long = {"max_position_embeddings": 1024, "rope_parameters": YARN | {"factor": 32.0}}
+    model = random_draft(block_causal=causal, **widths, **long)
     caches = [model.new_cache(block_tokens=200) for _ in lengths]  # stretches of a chunk, and chunks
     for cache, length in zip(caches, lengths, strict=True):
         cache.append(model.context_rows(random_taps(length), torch.arange(length)))
@@ -106,7 +108,8 @@ def test_our_kernels_attend_as_plain_operators_do(causal: bool, lengths: tuple[i
     expected = model.block_hidden(caches, anchors, torch.tensor(lengths))
     model.pack()
     assert all(layer.self_attn._lifting is not None for layer in model.stack)
-    torch.testing.assert_close(model.block_hidden(caches, anchors, torch.tensor(lengths)), expected, atol=1e-5, rtol=1e-5)
+    hidden = model.block_hidden(caches, anchors, torch.tensor(lengths))
+    torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("packed", [False, True])
